@@ -1,4 +1,4 @@
-"""A renderer of pictures without content."""
+"""A renderer that returns blank pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slm_lab.experiment.report.figure import AnyFigure
 
 
 class BlankRenderer:
-    """Returns the same white PNG for each figure."""
+    """Return the same white PNG for each figure."""
 
     def render(self, figure: AnyFigure) -> bytes:
         return _white()

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pipe by its DevTools protocol: pages, scripts, requests, errors, pictures and print."""
+"""A headless Chromium, controlled over a pipe by the DevTools protocol: pages, scripts, requests, errors, pictures and printing."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Browser:
         self._send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
 
     def scheme(self, scheme: str, media: str = "") -> None:
-        """Emulate `prefers-color-scheme`, "dark" or "light", from now on."""
+        """Emulate `prefers-color-scheme`, "dark" or "light", until the next call."""
         self._send("Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def open(self, page: Path | str) -> None:
@@ -83,7 +83,7 @@ class Browser:
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def run(self, script: str) -> Any:
-        """Return the value of an expression, or of its promise."""
+        """Evaluate a JavaScript expression and return its value; a promise is awaited."""
         found = self._send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
             raise AssertionError(found["exceptionDetails"].get("exception", {}).get("description", found["exceptionDetails"]["text"]))
@@ -97,7 +97,7 @@ class Browser:
             time.sleep(0.05)
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
-        """Save a PNG of what is visible, or of the whole page."""
+        """Save a PNG of the visible part, or of the whole page."""
         path.write_bytes(base64.b64decode(self._send("Page.captureScreenshot", captureBeyondViewport=whole)["data"]))
 
     def print(self) -> bytes:
@@ -135,7 +135,7 @@ class Browser:
             and found["entry"]["level"] in ("error", "warning")
             and "GL Driver Message" not in found["entry"]["text"]
         ):
-            # a software renderer reports how fast it is, which is no fault of the page
+            # a software renderer logs performance warnings, which are no errors of the page
             self.errors.append(f"{found['entry']['text']} {found['entry'].get('url', '')}")
         elif event == "Runtime.consoleAPICalled" and found["type"] in ("error", "warning", "assert"):
             self.errors.append(" ".join(str(one.get("value", one.get("description"))) for one in found["args"]))

@@ -1,4 +1,4 @@
-"""Tests compute with one thread, and draw blank pictures, since drawing takes 80 % of a short run; see the fixture `pictures`."""
+"""Settings of all tests: one thread, and blank pictures, because drawing takes 80 % of a short run; see the fixture `pictures`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from zlib import crc32
 
-# Several processes run tests at the same time: threads that wait for a core at each operation take up to a hundred times as long.
+# Several test processes run at the same time: with several threads each, operations wait for cores and take up to 100 times as long.
 # The variables are read when numpy and torch are loaded, also by child processes.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
@@ -21,28 +21,28 @@ from tests.blank import BlankRenderer
 
 @pytest.fixture(scope="session", autouse=True)
 def _interrupts() -> None:
-    """A shell starts its background jobs with SIGINT ignored, which child processes inherit."""
+    """Restore the SIGINT handler: a shell starts background jobs with SIGINT ignored, and child processes inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_fork_server() -> Iterator[None]:
-    """The fork server of a test remains for the tests after it, also for envs that are built without a Session: to load torch takes 2 s."""
+    """Keep one fork server for all tests, also for envs that are built without a Session, because loading torch takes 2 s."""
     use_start_method("auto")
     with server_in_use():
         yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options for what computes in the processes of the tests; their child processes choose by themselves."""
+    """Add options that select the numeric libraries of the test processes; child processes select theirs themselves."""
     parser.addoption("--matmul", choices=["mkl", "onednn"], help="library of large matrix products where meta.matmul is auto")
     parser.addoption("--no-onednn", action="store_true", help="convolutions and products without oneDNN")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all but n cases of each test with the marker `sampled(n)` as slow. A hash chooses, so that the n cases follow no pattern."""
+    """Mark all but n cases of a test with the marker `sampled(n)` as slow; a hash of the test id selects the n cases."""
     cases = defaultdict(list)
     for item in items:
         if marker := item.get_closest_marker("sampled"):
@@ -69,7 +69,7 @@ def _arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Also of nets with convolutions, for which meta.threads "auto" means all cores."""
+    """Use one thread also for nets with convolutions, for which meta.threads "auto" means all cores."""
     from slm_lab.agent import build
 
     with pytest.MonkeyPatch.context() as patch:
@@ -88,7 +88,7 @@ def _blank_pictures() -> Iterator[None]:
 
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are drawn."""
+    """Draw pictures in this test instead of blank ones."""
     from slm_lab.experiment.report import render_png, writer
 
     monkeypatch.setattr(writer, "PNGRenderer", render_png.PNGRenderer)

@@ -1,4 +1,4 @@
-"""Optional packages of tests."""
+"""A fixture for tests that need optional packages."""
 
 from __future__ import annotations
 

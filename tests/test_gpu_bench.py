@@ -1,4 +1,4 @@
-"""`make gpu` on a machine without a GPU, and its dry run."""
+"""Tests of `make gpu` on a machine without a GPU, and of its dry run."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_the_dry_run_checks_and_measures(capsys: pytest.CaptureFixture[str], tmp
 
 
 def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps of the device are wrong: it clips to another norm."""
+    """The check fails if the steps on the device are wrong; here they clip gradients to another norm."""
     step = trainer.Trainer._step_on_device
     monkeypatch.setattr(trainer.Trainer, "_step_on_device", lambda self: (setattr(self, "clip", 1e-3), step(self))[1])
     assert gpu.check_updates(gpu.CHECKS["PPO"], "cuda:0", True)

@@ -1,5 +1,5 @@
-"""Every spec that ships (and bench's) loads, also as a run saves it, and builds; budgets are those of the published scores; one of each
-kind trains."""
+"""Tests of all specs that ship, and those of bench: each loads, also from a saved run, and builds; budgets are those of the published
+scores; one spec of each kind trains."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ SUITES = {
     **dict.fromkeys(spec_names(SPEC_DIR / "suites" / "mujoco.json"), "HalfCheetah-v5"),
 }
 ENVS = {**dict.fromkeys(MUJOCO, "HalfCheetah-v5"), **dict.fromkeys(PONG, "ALE/Pong-v5"), **SUITES}
-"""Specs with `${env}`, and an env that they are for."""
+"""Specs with `${env}`, and one of the envs that they are written for."""
 BENCHMARKS = [(path, name) for path, name in SPECS if path.parent.parent.name == "benchmark"]
 GLOBAL = [(path, name) for path, name in BENCHMARKS if path.parent.name == "a3c" or path.parent.name.startswith("async")]
-"""Those of Sessions that train one net, with budgets of their own."""
+"""Specs of Sessions that train one net, with their own budgets."""
 SAMPLED = [(path, name) for path, name in BENCHMARKS if path.parent.name == "appo"]
-"""Those with rollout workers."""
+"""Specs with rollout workers."""
 FEW_FRAMES = [
     (path, name) for path, name in BENCHMARKS if path.parent.name == "simba" or "masked_pendulum" in name or name == "td3_halfcheetah"
 ]
-"""Those with fewer frames than the published budgets: they learn more from each."""
+"""Specs with fewer frames than the published budgets, because their algorithms learn more from each frame."""
 OWN = [(path, name) for path, name in BENCHMARKS if path.parent.name in ("bc", "iql", "rlpd", "her")]
-"""Those that learn from recorded episodes or for other goals, with budgets of their own."""
+"""Specs that learn from recorded episodes or goals, with their own budgets."""
 RECORDED = {"bc_cartpole": ("CartPole-v1", balance), "iql_pendulum": ("Pendulum-v1", swing_up), "rlpd_pendulum": ("Pendulum-v1", swing_up)}
-"""Specs with `${demonstrations}`, and who plays in them."""
+"""Specs with `${demonstrations}`, and the env and the policy that record them."""
 BENCHMARKS = [where for where in BENCHMARKS if where not in GLOBAL + SAMPLED + FEW_FRAMES + OWN]
 CONTINUOUS = ("Pendulum-v1", "HalfCheetah-v5")
 OLD_FORM = "async_sac_roboschool.json"
@@ -83,7 +83,7 @@ BUDGETS = {
     "HalfCheetah-v5": (10_000_000, 16, 10_000),
     "ALE/Pong-v5": (10_000_000, 16, 10_000),
 }
-"""max_frame, num_envs, log_frequency: what total_reward_ma means depends on them."""
+"""max_frame, num_envs, log_frequency; total_reward_ma is comparable only if all three are equal."""
 
 
 def ids(spec: tuple[Path, str]) -> str:
@@ -92,7 +92,7 @@ def ids(spec: tuple[Path, str]) -> str:
 
 @cache
 def recorded(name: str) -> Path:
-    """Return a file of recorded episodes for a spec."""
+    """Return a file of recorded episodes that a spec can read."""
     file, (env_name, act) = Path(mkdtemp()) / "episodes.npz", RECORDED[name]
     data, env = played(env_name, act, 2)
     write(file, data, {"env": env_name, "spaces": env.info.spaces})
@@ -106,7 +106,7 @@ def load(path: Path, name: str, *sets: str) -> Spec:
 
 @cache
 def trained() -> dict[tuple[object, ...], tuple[Path, str]]:
-    """Kind of spec → the first of that kind, which is trained; the others differ from it in values and in their env."""
+    """Return the first spec of each kind, which is trained; other specs of a kind differ only in values and in the env."""
     kinds: dict[tuple[object, ...], tuple[Path, str]] = {}
     for where in SPECS:
         spec = load(*where)
@@ -133,12 +133,12 @@ def test_the_spec_that_a_run_saves_loads_again(where: tuple[Path, str], tmp_path
 
 @pytest.mark.parametrize("where", BENCHMARKS, ids=ids)
 def test_benchmark_has_published_budget(where: tuple[Path, str]) -> None:
-    """The learning rate of on-policy algorithms ends with the frames."""
+    """Benchmark specs have the published budgets; with on-policy algorithms, the learning rate schedule ends at the last frame."""
     spec = load(*where)
     assert spec.env.name in BUDGETS or "Masked" in spec.env.name, "BUDGETS lacks this env"
     masked = (200_000, 8 if spec.agent.algorithm.on_policy else 4, 500)
     budget = masked if spec.env.name.endswith("MaskedCartPole-v1") else BUDGETS[spec.env.name]
-    if isinstance(spec.agent.algorithm, PQNSpec):  # in place of a replay buffer, many envs
+    if isinstance(spec.agent.algorithm, PQNSpec):  # uses many envs instead of a replay buffer
         assert spec.env.num_envs in (16, 32)
         budget = (budget[0], spec.env.num_envs, budget[2])
     assert (spec.env.max_frame, spec.env.num_envs, spec.meta.log_frequency) == budget
@@ -154,7 +154,7 @@ def test_benchmark_has_published_budget(where: tuple[Path, str]) -> None:
 @pytest.mark.parametrize("where", GLOBAL, ids=ids)
 def test_specs_of_global_nets_say_so(where: tuple[Path, str]) -> None:
     spec = load(*where)
-    if where[1] == "a2c_gae_cartpole":  # to compare A3C with: as many envs, frames and updates
+    if where[1] == "a2c_gae_cartpole":  # the baseline of A3C, with the same envs, frames and updates
         other = load(where[0], "a3c_gae_cartpole")
         assert (spec.env.num_envs, spec.env.max_frame) == (other.meta.max_session * other.env.num_envs, other.env.max_frame)
         assert spec.agent.rollout_len == other.agent.rollout_len == 32
@@ -175,7 +175,7 @@ def test_specs_of_rollout_workers_say_so(where: tuple[Path, str]) -> None:
     assert spec.agent.algorithm.with_vtrace == spec.meta.sampler.async_rl
     assert spec.agent.net is not None
     scheduler = spec.agent.net.lr_scheduler_spec
-    if spec.meta.sampler.pbt is None:  # else the population finds the learning rate
+    if spec.meta.sampler.pbt is None:  # otherwise population-based training tunes the learning rate
         assert scheduler is not None
         assert scheduler.kwargs["frame"] == spec.env.max_frame
     assert spec.meta.max_session == 4
@@ -195,7 +195,7 @@ def test_each_algorithm_has_a_spec_for_each_env() -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("where", SPECS, ids=ids)
 def test_spec_builds_without_a_notice_and_trains(where: tuple[Path, str], caplog: pytest.LogCaptureFixture) -> None:
-    """The first spec of each kind trains for a few hundred frames of short episodes, so that episodic memories train too."""
+    """Each spec builds without a notice; the first of each kind trains a few hundred frames of short episodes (for episodic memories)."""
     load(*where)
     if where[0].name != OLD_FORM:
         assert not caplog.records, "a shipped spec needs no notice"
@@ -206,7 +206,7 @@ def test_spec_builds_without_a_notice_and_trains(where: tuple[Path, str], caplog
     sets += [] if load(*where).agent.algorithm.offline else ["env.num_envs=4"]
     sets += ["env.max_t=10", "env.max_frame=192", "meta.log_frequency=64", "meta.random_seed=0"]
     full = load(*where)
-    match full.agent.algorithm:  # an update for each row
+    match full.agent.algorithm:  # one update for each row
         case PPOSpec() | PQNSpec():
             sets += ["agent.algorithm.time_horizon=16", "agent.algorithm.minibatch_size=32", "agent.algorithm.training_epoch=2"]
         case ActorCriticSpec(num_step_returns=int()):
@@ -247,7 +247,7 @@ def test_spec_builds_without_a_notice_and_trains(where: tuple[Path, str], caplog
 
 
 def moved(before: object, after: object) -> bool:
-    """Whether any number in two nested dicts of tensors differs."""
+    """Return whether any number differs between two nested dicts of tensors."""
     if isinstance(before, dict) and isinstance(after, dict):
         return any(moved(before[key], after[key]) for key in before)
     return not np.array_equal(np.asarray(before), np.asarray(after))

@@ -1,6 +1,6 @@
-"""The wording of messages, in one snapshot file: tests check paths and codes, and this file alone the text.
+"""The wording of messages in one snapshot file: tests check paths and codes, and only this file has the texts.
 
-`WORDING=write pytest -n 0 tests/spec tests/cli` renews the entries of the tests that ran.
+`WORDING=write pytest -n 0 tests/spec tests/cli` updates the entries of the tests that ran.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _snapshot() -> dict[str, list[str]]:
 
 
 def check_wording(test: str, messages: Iterable[str]) -> None:
-    """Compare the messages that a test has seen with the snapshot's, in any order."""
+    """Compare the messages of a test with the snapshot, in any order."""
     messages = list(messages)
     if os.environ.get("WORDING") == "write":
         _written.setdefault(test, set()).update(messages)

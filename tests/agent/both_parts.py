@@ -1,4 +1,4 @@
-"""An env whose observation is an image and a vector, and that only both together solve: `tests.agent.both_parts:BothParts-v0`."""
+"""Env `tests.agent.both_parts:BothParts-v0`: only a policy that uses both the image and the vector of the observation can solve it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from gymnasium import spaces
 
 
 class BothParts(gym.Env[Any, Any]):
-    """32 steps, each worth at most 1. The image shows a bit by which half is bright, the vector another by its sign.
+    """Env of 32 steps, each with a reward of at most 1. The image encodes one bit, the vector another bit.
 
-    The right action is their exclusive or. With `multi` there are two actions, worth half each: the exclusive or, and whether both bits are
-    set. By one of the bits alone, or none, the mean return is at most 16 (with `multi` 20).
+    The first bit decides which half of the image is bright, the second bit decides the sign of the first entry of the vector. The correct
+    action is the exclusive or of both bits. With `multi` there are two actions with a reward of 0.5 each: the exclusive or, and whether
+    both bits are set. A policy that uses one of the bits or none has a mean return of at most 16 (with `multi` 20).
     """
 
     STEPS = 32

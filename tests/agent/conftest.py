@@ -1,4 +1,4 @@
-"""One torch thread, as in every Session: small nets are slower with more."""
+"""Use one torch thread, as in every Session: small nets are slower with more threads."""
 
 import pytest
 import torch

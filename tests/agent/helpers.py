@@ -26,7 +26,7 @@ def info(num_envs: int = 3, action: ActionSpace = DISCRETE, shape: tuple[int, ..
 
 
 class ToyEnv:
-    """Random observations and rewards, endings of both kinds, and dummy rows after an end where `next_step`."""
+    """Env with random observations and rewards, terminations and truncations, and (with `next_step`) a dummy row after each episode end."""
 
     def __init__(self, env_info: EnvInfo, seed: int = 0, next_step: bool = False) -> None:
         self.info, self.next_step = env_info, next_step
@@ -72,13 +72,13 @@ def spec(algorithm: dict[str, Any], net: dict[str, Any] | None = None, memory: s
 
 
 def changed(toy: Spec, **sections: dict[str, Any]) -> Spec:
-    """Return a spec with other keys in sections of `agent`, such as `net={"tf32": True}`; they are not validated."""
+    """Return a spec in which keys of sections of `agent` are replaced, such as `net={"tf32": True}`. The new values are not validated."""
     update = {name: getattr(toy.agent, name).model_copy(update=keys) for name, keys in sections.items()}
     return toy.model_copy(update={"agent": toy.agent.model_copy(update=update)})
 
 
 def reloaded(state: Any) -> Any:
-    """Return a state that went through a file."""
+    """Save a state with torch.save, load it again, and return it."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -107,7 +107,7 @@ class Acting:
 
 
 def steps_of(agent: Agent, env: ToyEnv) -> Iterator[tuple[np.ndarray, ActOut, VecStep]]:
-    """Act, step, tick and observe without end; yields (observations, what was done, what came of it). Updates are the caller's."""
+    """Act, step, tick and observe without end; yield (observations, action output, env step). The caller runs the updates."""
     obs, acting = env.reset(), Acting(agent, env.info.num_envs)
     while True:
         out = acting.act(obs)
@@ -132,12 +132,12 @@ def gathered(
 
 
 def drive(agent: Agent, env: ToyEnv, steps: int) -> list[Any]:
-    """Act, step, observe and update for so many vector steps; returns the metrics of the updates."""
+    """Act, step, observe and update for `steps` vector steps; return the metrics of the updates."""
     return [metrics for metrics in islice(drive_on(agent, env), steps) if metrics is not None]
 
 
 def drive_on(agent: Agent, env: ToyEnv) -> Iterator[Any]:
-    """Act, step, observe and update without end; yields the metrics of the update after each vector step, None without one."""
+    """Act, step, observe and update without end; after each vector step, yield the metrics of its update, or None without an update."""
     for _ in steps_of(agent, env):
         metrics = agent.update() if agent.ready() else None
         agent.end_step()

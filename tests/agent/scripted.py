@@ -1,4 +1,4 @@
-"""Recorded episodes of scripted policies, quickly made."""
+"""Recorded episodes of scripted policies, which are quick to create."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_lab.spec.models.env import EnvSpec
 
 
 def played(name: str, act: Callable[[np.ndarray], np.ndarray], episodes: int, **keys: Any) -> tuple[Demonstrations, Env]:
-    """Play episodes with a function of the observations [N, D]; return what was recorded, and the env, closed."""
+    """Play episodes with the policy `act`, a function of the observations [N, D]; return the recorded episodes and the closed env."""
     env = make_env(EnvSpec(name=name, max_frame=1, **keys), 0, num_envs=2, training=False)
     recorder = EpisodeRecorder(2, env.info.action.kind == "continuous")
     obs_N, all_N = env.reset(), np.ones(2, np.bool_)
@@ -28,12 +28,12 @@ def played(name: str, act: Callable[[np.ndarray], np.ndarray], episodes: int, **
 
 
 def balance(obs_N: np.ndarray) -> np.ndarray:
-    """Push the cart to where the pole falls: returns of some 200 to 500 in CartPole."""
+    """Push the cart in the direction in which the pole falls: returns of about 200 to 500 in CartPole."""
     return (obs_N[:, 2] + 0.5 * obs_N[:, 3] + 0.1 * obs_N[:, 1] > 0).astype(np.int64)
 
 
 def swing_up(obs_N: np.ndarray) -> np.ndarray:
-    """Swing the pendulum up by its energy, then hold it: returns of some −200 in Pendulum."""
+    """Swing the pendulum up by controlling its energy, then balance it: returns of about −200 in Pendulum."""
     cos, sin, speed = obs_N.T
     angle, energy = np.arctan2(sin, cos), speed**2 / 6.0 + 5.0 * (cos - 1.0)
     hold = (cos > 0.9) & (np.abs(speed) < 3.0)

@@ -1,4 +1,4 @@
-"""Storage of rollouts of several agents: each column equals the rollout of its agent alone."""
+"""Tests of the rollout storage for several agents: each column equals the rollout of its agent alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ INFO = EnvInfo(N, ObservationSpace((1,)), ActionSpace("discrete", (4,)), agents=
 
 
 def value_of(obs: np.ndarray) -> np.ndarray:
-    """Return a value that tells observations apart."""
+    """Return a value that differs between observations."""
     return np.asarray(np.sin(obs[..., 0]), np.float32)
 
 
 def collected(steps: int, share: float, seed: int, length: int = 12) -> tuple[MultiAgentBatchReplay, list[list[dict[str, float]]]]:
-    """Store random steps, in which each row has a transition with probability `share`; return also the transitions of each row."""
+    """Store random steps, in which each row has a transition with probability `share`.
+
+    Return the storage and the transitions of each row.
+    """
     rng, memory = np.random.default_rng(seed), MultiAgentBatchReplay(INFO, length, STATE)
     obs_N, first_N = rng.standard_normal((N, 1)).astype(np.float32), np.ones(N, np.bool_)
     state_N = np.zeros((N, STATE), np.float32)
@@ -110,7 +113,7 @@ def test_the_middle_of_a_rollout_is_saved() -> None:
 
 
 def test_copied_columns_have_no_data_of_earlier_rollouts() -> None:
-    """The storage of a worker is used again; what it contains in invalid rows does not reach the dataset."""
+    """The storage of a worker is reused, so data in its invalid rows must not be copied to the dataset."""
     used, _ = collected(12, 0.5, 4)
     after_TN = np.arange(used.t + 1)[:, None] > used.count_N
     used.slabs["first"][: used.t + 1][after_TN] = True

@@ -1,4 +1,4 @@
-"""One update of each algorithm against the same computed by hand with torch, and what the keys change."""
+"""Tests of algorithms: one update against the same update computed with plain torch, and the effects of keys."""
 
 import math
 from itertools import product
@@ -65,7 +65,7 @@ def test_actor_critic_update_by_hand(next_step: bool) -> None:
 @pytest.mark.parametrize("algorithm", [ACTOR_CRITIC, {**ACTOR_CRITIC, "with_vtrace": True}, {**ACTOR_CRITIC, "lam": None}])
 @pytest.mark.parametrize("next_step", [False, True])
 def test_one_pass_learns_as_two_do(algorithm: dict[str, Any], next_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values from the pass whose gradients are taken, and values from a pass of their own."""
+    """An update is the same if values come from the differentiated pass or from a separate forward pass."""
     weights = []
     for passes in (1, 2):
         agent = gathered(algorithm, "OnPolicyBatchReplay", next_step)
@@ -78,7 +78,11 @@ def test_one_pass_learns_as_two_do(algorithm: dict[str, Any], next_step: bool, m
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf])
 def test_an_observation_that_is_no_transition_spreads_nothing(garbage: float) -> None:
-    """Those of dummy rows, and the successor of a last row that terminated: an env may end because its state is not finite."""
+    """Observations that belong to no transition do not affect an update.
+
+    These are the observations of dummy rows, and the observation after a last row that terminated. An env may terminate because its state
+    is not finite, so they may contain NaN or infinity.
+    """
     n_step = {**ACTOR_CRITIC, "lam": None, "num_step_returns": 10, "training_frequency": 10}
     weights = []
     for spoiled in (False, True):
@@ -150,7 +154,7 @@ def test_explore_policies() -> None:
 
 @pytest.mark.parametrize("algorithm", [ACTOR_CRITIC, PPO])
 def test_log_probabilities_are_computed_for_those_who_learn_from_them(algorithm: dict[str, Any]) -> None:
-    """A2C asks for them with V-trace only, PPO always; the actions are the same."""
+    """Acting computes log-probabilities only if the algorithm uses them: A2C with V-trace only, PPO always. The actions are the same."""
     obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     bare, corrected = (agent_of(spec({**algorithm, "with_vtrace": on}), info(3)).act(obs) for on in (False, True))
     assert np.array_equal(bare.action_N, corrected.action_N)
@@ -196,13 +200,16 @@ def test_versions_count_updates() -> None:
 
 @pytest.mark.parametrize(("name", "fixed"), [("linear_decay", False), ("rate_decay", False), ("periodic_decay", False), ("no_decay", True)])
 def test_evaluation_explores_as_the_schedule_ends(name: str, fixed: bool) -> None:
-    """As in SLM Lab, whatever the frame; training goes on with the value of its frame."""
+    """As in SLM Lab, evaluation uses the end value of the exploration schedule at any frame.
+
+    Training continues with the value of its frame.
+    """
     obs = np.zeros((3, 4), np.float32)
     for start, end in ((0.0, 1.0), (1.0, 0.0)):
         schedule = {"name": name, "start_val": start, "end_val": end, "start_step": 0, "end_step": 1000}
         algorithm = {**PPO, "action_policy": "epsilon_greedy", "explore_var_spec": schedule}
         agent = agent_of(spec(algorithm), info(3))
-        act = agent.action_function()  # before any act
+        act = agent.action_function()  # before the first call of act
         chosen = {tuple(act(obs, np.ones(3, bool))) for _ in range(50)}
         assert (len(chosen) > 1) == ((start if fixed else end) == 1.0)
         assert agent.explore_var == start
@@ -214,13 +221,13 @@ def test_a_rollout_that_does_not_fit_is_a_spec_error() -> None:
         SpecError, match=r"agent.algorithm.time_horizon: rollouts of 2000000000 steps of 3 envs need .* GiB; this machine has"
     ):
         agent_of(spec({**PPO, "time_horizon": 2_000_000_000}), info(3))
-    with pytest.raises(SpecError, match=r"env.num_envs: rollouts of 32 steps"):  # by default: no key to blame
+    with pytest.raises(SpecError, match=r"env.num_envs: rollouts of 32 steps"):  # the default frequency is not blamed
         agent_of(spec({"name": "ActorCritic"}), info(10**10))
 
 
 @pytest.mark.parametrize("value", [2.0, 2.5, -5.0])
 def test_a_log_std_that_could_not_be_learned_is_refused(value: float) -> None:
-    """At the bounds and beyond, the distribution clips it, and its gradient is 0."""
+    """The distribution clips a log_std at or beyond its bounds, where the gradient is 0, so such an initial value is refused."""
     with pytest.raises(ValidationError, match="log_std_init"):
         spec(PPO, {**MLP, "log_std_init": value})
     near = (LOG_STD_MIN if value < 0 else LOG_STD_MAX) - math.copysign(0.01, value)

@@ -1,4 +1,4 @@
-"""From rollouts to minibatches: values, bootstraps, sequences, dropped dummy rows."""
+"""Tests of minibatches of rollouts: values, bootstrapping, sequences, and the removal of dummy rows."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def make(spec: MLPNetSpec | RecurrentNetSpec, T: int = 18, next_step: bool = Fal
 
 @torch.no_grad()
 def _fill_states(net: ActorCriticNet, rollout: Rollout) -> None:
-    """Give truncated rows the hidden state that the net itself had there."""
+    """Set the hidden state of each truncated row to the state that the net itself computes for it."""
     state, never = rollout.state_NS, torch.zeros(1, rollout.obs_TN.shape[1], dtype=torch.bool)
     cut = rollout.truncations
     for t in range(len(rollout.reward_TN)):
@@ -40,7 +40,7 @@ def _fill_states(net: ActorCriticNet, rollout: Rollout) -> None:
 
 
 def test_next_values_feed_forward() -> None:
-    """Defect 11 and 12: a truncated row is bootstrapped from its own last observation, not the next episode's first."""
+    """A truncated row is bootstrapped from the last observation of its own episode, not from the first one of the next episode."""
     net, rollout, _ = make(MLP_SPEC)
     values = compute_critic_outputs(net, rollout, 1)
     cut = {
@@ -94,7 +94,7 @@ def test_every_epoch_sees_each_valid_transition_once(spec: MLPNetSpec | Recurren
 
 @pytest.mark.parametrize(("spec", "seq_len"), [(MLP_SPEC, 1), (RNN_SPEC, 5), (RNN_SPEC, 18)])
 def test_rows_stay_together(spec: MLPNetSpec | RecurrentNetSpec, seq_len: int) -> None:
-    """Each transition's own observation, action, old value and target are beside its label, and forward runs on them."""
+    """The observation, action, old value and target in a row of a minibatch belong to the same transition."""
     net, rollout, _ = make(spec, next_step=True)
     batch = batch_of(rollout, net, seq_len)
     values = compute_critic_outputs(net, rollout, seq_len)
@@ -106,7 +106,7 @@ def test_rows_stay_together(spec: MLPNetSpec | RecurrentNetSpec, seq_len: int) -
         assert torch.equal(minibatch.target_B, rollout.reward_TN[t, n])
         assert torch.equal(minibatch.value_B, values.output_TN[t, n])
         _, value_B = minibatch.forward(net)
-        assert torch.allclose(value_B, values.output_TN[t, n], atol=1e-5)  # hidden states at the cuts are right
+        assert torch.allclose(value_B, values.output_TN[t, n], atol=1e-5)  # the initial states of sequences are correct
 
 
 def test_minibatch_sizes_are_even() -> None:
@@ -129,7 +129,7 @@ def test_sequences_carry_their_state() -> None:
 
 @pytest.mark.parametrize(("spec", "seq_len"), [(MLP_SPEC, 1), (RNN_SPEC, 5)])
 def test_microbatches_add_up_to_the_whole(spec: MLPNetSpec | RecurrentNetSpec, seq_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient of many microbatches, weighted by their size, is that of one batch."""
+    """The sum of the gradients of many microbatches, weighted by their sizes, equals the gradient of one batch."""
     net, rollout, _ = make(spec, next_step=True)
     gradients = []
     for limit in (2**20, 16 * 4 * seq_len):

@@ -1,4 +1,4 @@
-"""Batch renormalisation against the paper's formula."""
+"""Tests of batch renormalisation against the formula of the paper."""
 
 import pytest
 import torch
@@ -7,11 +7,11 @@ from slm_lab.agent.net.normalization import BatchRenorm1d, LazyBatchRenorm1d
 
 
 def test_formula() -> None:
-    """Algorithm 1 of arXiv:1702.03275 by hand, past the warm-up, with moving statistics of their own and clipping of both kinds."""
+    """Algorithm 1 of arXiv:1702.03275 after the warm-up, with moving statistics for which both r and d are clipped."""
     torch.manual_seed(0)
     layer = BatchRenorm1d(3, momentum=0.1, eps=1e-3, warmup_steps=0)
-    layer.running_mean.copy_(torch.tensor([0.1, -30.0, 0.0]))  # the second is so far off that d is clipped
-    layer.running_var.copy_(torch.tensor([2.0, 1.0, 0.01]))  # the third so narrow that r is clipped
+    layer.running_mean.copy_(torch.tensor([0.1, -30.0, 0.0]))  # the second mean is so far off that d is clipped
+    layer.running_var.copy_(torch.tensor([2.0, 1.0, 0.01]))  # the third variance is so small that r is clipped
     x = torch.randn(16, 3)
     mean, std = x.mean(0), torch.sqrt(x.var(0, unbiased=False) + 1e-3)
     running_std = torch.sqrt(layer.running_var + 1e-3)
@@ -25,7 +25,7 @@ def test_formula() -> None:
 
 
 def test_defaults_and_bounds_during_the_warm_up() -> None:
-    """Defaults, and the rule by hand: over 10,000 batches r_max goes from 1 to 3 and d_max from 0 to 5; eps is inside the root."""
+    """Defaults and warm-up: over 10,000 batches r_max rises from 1 to 3 and d_max from 0 to 5. eps is added under the square root."""
     torch.manual_seed(0)
     for done in (0, 2_500, 9_999, 10_000, 30_000):
         layer, x = BatchRenorm1d(2), 1e-3 * torch.randn(8, 2)
@@ -62,7 +62,7 @@ def test_gradient_does_not_flow_through_the_correction() -> None:
     layer.running_var.fill_(4.0)
     x = torch.tensor([[1.0], [3.0], [8.0]], requires_grad=True)
     (layer(x) * torch.tensor([[1.0], [2.0], [4.0]])).sum().backward()
-    assert float(x.grad.sum()) == pytest.approx(0.0, abs=1e-5)  # the batch mean is subtracted, with gradient
+    assert float(x.grad.sum()) == pytest.approx(0.0, abs=1e-5)  # the gradient includes that of the subtracted batch mean
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_statistics_of_bfloat16_inputs_are_float32() -> None:
 
 
 def test_channels_of_convolutions() -> None:
-    """[B, C, H, W] is normalised by the statistics of each channel over all samples and places, as rows of so many features are."""
+    """[B, C, H, W] inputs are normalised by the statistics of each channel over all samples and positions, like rows of C features."""
     torch.manual_seed(0)
     lazy, flat = LazyBatchRenorm1d(momentum=0.2, warmup_steps=10), BatchRenorm1d(3, momentum=0.2, warmup_steps=10)
     for _ in range(3):

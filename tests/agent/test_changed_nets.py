@@ -1,4 +1,4 @@
-"""Nets that a user changed: every pass computes and learns what their modules and autograd do."""
+"""Tests of nets that a user changed: every pass computes and learns the same as the changed modules with autograd."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import CONTINUOUS, DISCRETE, ToyEnv, agent_of, drive, info
 
 Change = Callable[[nn.Module, nn.Sequential], Any]
-"""Changes a net, given the user's part of it; what it returns is removed at the end, if it can be."""
+"""Function that changes a net, given the net and the user's part of it.
+
+If its result has a method `remove`, the test calls it at the end.
+"""
 
 
 def _scaled(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
@@ -166,7 +169,7 @@ def changed(agent: Agent, change: Change) -> Iterator[None]:
 
 
 def learned(name: str, change: Change, updates_before: int, plain: bool) -> list[Tensor]:
-    """Return how parameters changed after the change, and what the net gives for acting."""
+    """Update a net after a change; return how much each parameter moved. Before and after, compare acting with the modules."""
     with pytest.MonkeyPatch.context() as patch:
         for module, switch in (
             (direct, "DIRECT"),
@@ -209,7 +212,7 @@ PAIRS = [
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("algorithm", "change", "after"), PAIRS)
 def test_an_update_is_that_of_the_modules(algorithm: str, change: str, after: int) -> None:
-    """`after`: updates before the change."""
+    """Updates of a changed net equal those of its modules with autograd. `after` is the number of updates before the change."""
     found, expected = (learned(algorithm, CHANGES[change], after, plain) for plain in (False, True))
     scale = max(float(one.abs().max()) for one in expected)
     assert (scale > 1e-3) != (change == "frozen net")
@@ -218,7 +221,7 @@ def test_an_update_is_that_of_the_modules(algorithm: str, change: str, after: in
 
 
 def test_acting_notices_hooks_at_once_and_all_else_soon() -> None:
-    """Without an update in between."""
+    """Without an update in between, acting uses new hooks at once and other changes after at most CHECK_EVERY + 2 actions."""
     agent, _ = agent_to_change("ActorCritic")
     obs_N = np.random.default_rng(1).normal(size=(1, 4)).astype(np.float32)
     seen: list[np.ndarray] = []
@@ -275,7 +278,7 @@ def test_changes_that_updates_notice_at_once_or_within_some_updates(rarely: bool
         agent.set_rare_checks(rarely)
 
         def valid_updates(limit: int, trainer: Any = trainer, net: Any = net) -> int:
-            """Do so many updates at the most; return how many the fast pass was valid in before it was not."""
+            """Run at most `limit` updates; return the number of updates before the fast pass became invalid."""
             for count in range(limit):
                 trainer.begin_update(0)
                 valid = net.direct.get() is not None
@@ -291,7 +294,7 @@ def test_changes_that_updates_notice_at_once_or_within_some_updates(rarely: bool
         assert valid_updates(1) == 0
         handle.remove()
         while not valid_updates(1):
-            assert rarely  # it is not looked for whether hooks are removed
+            assert rarely  # with rare checks, the removal of hooks is not detected at once
         CHANGES[change](net, user_parts(net)[0])
         count = valid_updates(100)
         assert 0 < count < flat.UPDATES_BETWEEN_CHECKS if rarely else count == 0
@@ -314,7 +317,7 @@ def test_parameters_that_are_frozen_or_replaced_while_checks_are_rare() -> None:
 
 
 def doubled(kind: type, name: str) -> Callable[..., Any]:
-    """Return a method that calls the one it overrides and doubles what it returns."""
+    """Return a method that calls the overridden method and doubles its result."""
 
     def method(self: Any, *args: Any) -> Any:
         self.asked = True

@@ -1,4 +1,4 @@
-"""The paths of a CUDA device, taken on the CPU: the same numbers, and nothing that waits for the device within an update."""
+"""Tests of the code paths for CUDA devices, run on the CPU: same results, and no waiting for the device within an update."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.contract.combinations import Case
 
 ARC = {"modules": {"body": {"Sequential": [{"LazyBatchRenorm1d": {}}, {"LazyLinear": {"out_features": 7}}, {"Tanh": None}]}}}
 ODD = {"hid_layers": [7]}
-"""Sizes that leave the parameters that follow at no multiple of 16 bytes."""
+"""Layer sizes for which later parameters do not begin at multiples of 16 bytes."""
 CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "reinforce": (Case("Reinforce", "OnPolicyReplay", "MLPNet"), ODD),
     "a2c": (
@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
 
 @pytest.fixture
 def there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the paths of a CUDA device."""
+    """Use the code paths for CUDA devices."""
     monkeypatch.setattr(devices, "ON_CPU", True)
 
 
@@ -71,7 +71,10 @@ def learn(agent: Agent, name: str, steps: int = 40, seed: int = 1) -> list[Any]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_updates_are_the_same_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each update is compared from equal weights: along a trajectory rounding grows, by how much depends on the processor."""
+    """Each update is equal on the CPU and with the code paths for CUDA devices.
+
+    Each update starts from equal weights, because rounding differences grow along a trajectory by an amount that depends on the processor.
+    """
     here = build(name)
     monkeypatch.setattr(devices, "ON_CPU", True)
     there = build(name, on_device=CASES[name][0].memory in ("Replay", "PrioritizedReplay"))
@@ -100,7 +103,7 @@ def test_updates_are_the_same_there(name: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_checkpoints_go_there_and_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is saved has the same shapes everywhere, and training goes on from it."""
+    """A saved state has the same shapes for every device, and an agent on another device can load it."""
     here = build(name)
     learn(here, name)
     saved = reloaded(here.state_dict())
@@ -124,7 +127,7 @@ def shapes(state: Any) -> Any:
 
 
 class Waits(TorchDispatchMode):
-    """Count what a host waits for: a scalar that is read, and shapes that depend on values."""
+    """Counts the operations for which the host waits: reading a scalar, and results whose shapes depend on values."""
 
     NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal")
 
@@ -149,7 +152,7 @@ def flattened(items: Any) -> Iterator[Any]:
 
 
 def waits_of_update(agent: Agent, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Return waits, and gradient steps, of one update; `.numpy()` and `.cpu()` count as waits, on host data too."""
+    """Return the number of waits and of gradient steps of one update. `.numpy()` and `.cpu()` count as waits, also for host data."""
     learn(agent, name)
     next(None for _ in steps_of(agent, ToyEnv(CASES[name][0].info(), 3)) if agent.ready())
     before, copies = agent.clock.opt_step, 0
@@ -196,7 +199,7 @@ def test_the_number_of_waits_does_not_depend_on_the_number_of_minibatches(name: 
 
 
 def test_the_cpu_waits_for_each_minibatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The counter sees what it is to see."""
+    """Check of the counter: an update on the CPU has more waits than one with the code paths for CUDA devices."""
     agent = build("sac")
     assert isinstance(agent.algorithm.trainer, Trainer)
     waits, _ = waits_of_update(agent, "sac", monkeypatch)
@@ -209,7 +212,7 @@ def test_the_cpu_waits_for_each_minibatch(monkeypatch: pytest.MonkeyPatch) -> No
 def test_steps_that_are_not_finite_are_skipped(
     optimizer: str, there: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Buffers of layers and the state of optimizers do not change either."""
+    """A step that is not finite changes neither parameters nor buffers of layers nor the state of the optimizer."""
     monkeypatch.setattr(devices, "ON_CPU", there)
     net = nn.Sequential(nn.Linear(3, 3), BatchRenorm1d(3), nn.Linear(3, 1))
     keys = {"name": optimizer, "lr": 0.1} | ({"momentum": 0.5} if optimizer == "RMSprop" else {})
@@ -264,7 +267,7 @@ def test_parameters_begin_at_multiples_of_16_bytes() -> None:
 @pytest.mark.parametrize("name", ["a2c", "ppo_two_optimizers", "dqn", "sac"])
 @pytest.mark.parametrize("optimizer", ["Adam", "GlobalAdam"])
 def test_shared_arrays_have_no_gaps(name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Hogwild worker on a CUDA device and one on the CPU train the same arrays."""
+    """Shared arrays are the same for a Hogwild worker on a CUDA device and one on the CPU, because both train the same arrays."""
     case, net = CASES[name]
 
     def worker() -> Agent:
@@ -290,7 +293,10 @@ def test_shared_arrays_have_no_gaps(name: str, optimizer: str, monkeypatch: pyte
 
 @pytest.mark.usefixtures("there")
 def test_recurrent_weights_stay_in_the_flat_vector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As cuDNN would move them: `flatten_parameters` is called whenever a module is moved, even to where it is."""
+    """Moving a module does not call `flatten_parameters`, which would move the weights out of the flat vector for cuDNN.
+
+    Unchanged torch modules call it on every move, even to the device on which they already are.
+    """
     moved = []
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", lambda self: moved.append(self))
     net = nn.Sequential(nn.Linear(3, 3), nn.GRU(3, 5))
@@ -303,7 +309,7 @@ def test_recurrent_weights_stay_in_the_flat_vector(monkeypatch: pytest.MonkeyPat
 
 
 class Elsewhere(TorchDispatchMode):
-    """Let the device "meta" stand for a CUDA device: what is read from it is made up, and tensors of two devices never meet."""
+    """Uses the device "meta" in place of a CUDA device: values read from it are invented, and tensors of two devices must not meet."""
 
     MOVES = ("_to_copy", "to")
 
@@ -332,7 +338,7 @@ def test_tensors_of_two_devices_never_meet(name: str, monkeypatch: pytest.Monkey
     if case.memory in ("Replay", "PrioritizedReplay"):
         toy = changed(toy, memory={"on_device": name != "dqn"})
     with Elsewhere():
-        with torch.device("meta"):  # parameters cannot be moved there
+        with torch.device("meta"):  # parameters cannot be moved to the meta device
             agent = build_agent(toy, case.info(), session_seeds(0, 0, 0), Clock(), "meta")
         assert learn(agent, name, 21)
         agent.load_state_dict(agent.state_dict())
@@ -375,7 +381,7 @@ def test_what_needs_a_cuda_device_is_an_error_without_one(monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("name", ["dqn", "dqn_images", "ddqn_per"])
 def test_a_replay_buffer_there_holds_what_one_here_holds(name: str) -> None:
-    """Contents, saved and loaded either way, and the batches."""
+    """Buffers on the device and on the host have equal contents and batches, and each can load the contents of the other."""
     here, far = build(name), build(name, on_device=True)
     for agent in (here, far):
         learn(agent, name, 20)

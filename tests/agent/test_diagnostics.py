@@ -1,4 +1,4 @@
-"""What updates report, and switches of the fast paths."""
+"""Tests of the diagnostics that updates report, and of the switches of the fast paths."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_policy_that_has_not_changed_has_no_divergence() -> None:
 
 
 def graph_free_passes(agent: Agent) -> list[Any]:
-    """Return the chains of the nets that learn; None where a net has none."""
+    """Return the graph-free chains of each net that learns, or None for a net without them."""
     trainers = [part for part in agent.algorithm.parts().values() if isinstance(part, Trainer)]
     return [trainer.flat.module.direct.fast for trainer in trainers]  # type: ignore[union-attr]
 

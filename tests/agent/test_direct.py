@@ -1,4 +1,4 @@
-"""Nets without an autograd graph, against those with one."""
+"""Tests of passes without an autograd graph against passes with one."""
 
 import pickle
 from typing import Any
@@ -36,7 +36,7 @@ def build(rows: int = 150, critic: bool = True, **keys: Any) -> tuple[ActorCriti
 
 
 def near(found: Any, expected: torch.Tensor, rtol: float = 1e-4) -> None:
-    """Equal to rounding in sums of some hundred terms."""
+    """Assert equality up to the rounding errors of sums of several hundred terms."""
     scale = max(1.0, float(expected.detach().abs().max()))
     np.testing.assert_allclose(as_array(found), expected.detach().numpy(), rtol=rtol, atol=rtol * scale)
 
@@ -63,7 +63,7 @@ def near(found: Any, expected: torch.Tensor, rtol: float = 1e-4) -> None:
 def test_outputs_and_gradients_are_those_of_autograd(
     keys: dict[str, Any], small: bool, matmul_mode: MatmulMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of some rows only, added to what is there, and after the parameters have changed."""
+    """Outputs and gradients equal those of autograd, also for a subset of rows whose gradients are added, and after parameter changes."""
     monkeypatch.setattr(direct_layers, "NUMPY_PRODUCT_ROWS", 512 if small else 0)
     net, flat, obs = build(**keys)
     for body in net.bodies:
@@ -99,7 +99,7 @@ def test_a_pickled_net_has_the_same_outputs_and_takes_a_graph(shared: bool) -> N
 @pytest.mark.parametrize("vectorized", [True, False], ids=["expm1", "exp"])
 @pytest.mark.parametrize(("numpy_size", "torch_size"), [(0, 16384), (0, 10**6), (10**6, 16384)], ids=["many", "medium", "few"])
 def test_elu(numpy_size: int, torch_size: int, vectorized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Near 0, for numbers that are not finite, and at both ends of float32."""
+    """ELU equals torch's near 0, for numbers that are not finite, and at both ends of the range of float32."""
     monkeypatch.setattr(direct_layers, "VECTORIZED_EXPM1", vectorized)
     monkeypatch.setattr(direct_layers, "NUMPY_ELU_SIZE", numpy_size)
     monkeypatch.setattr(direct_layers, "TORCH_ACTIVATION_SIZE", torch_size)
@@ -114,7 +114,7 @@ def test_elu(numpy_size: int, torch_size: int, vectorized: bool, monkeypatch: py
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_shared_body_with_tails_of_actor_and_critic(dtype: str) -> None:
-    """Tails are computed in float32, and one of two outputs may have no gradient."""
+    """Tails are computed in float32, and one of the two outputs may have no gradient."""
     torch.manual_seed(0)
     spec = HydraMLPNetSpec.model_validate(
         {"name": "HydraMLPNet", "hid_layers": [[[24]], [16], [[12, 8], [6]]], "shared": True, "dtype": dtype}
@@ -170,7 +170,7 @@ RENORM_NET = {
 @pytest.mark.parametrize("net", [MLP, RENORM_NET], ids=["mlp", "batch renorm"])
 @pytest.mark.parametrize("algorithm", [REINFORCE, ACTOR_CRITIC, PPO], ids=lambda algorithm: algorithm["name"])
 def test_an_update_is_that_of_autograd(algorithm: dict[str, Any], net: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of moving statistics: the net learns in training mode."""
+    """Updates, including those of moving statistics, equal those of autograd: the net learns in training mode."""
     after = []
     for on in (True, False):
         monkeypatch.setattr(direct, "DIRECT", on)
@@ -232,7 +232,7 @@ def critic_specs(action: ActionSpace) -> dict[str, NetSpec]:
 def both_passes(
     critics: QCritics, flat: FlatParams, obs: torch.Tensor, actions: torch.Tensor | None, **how: bool
 ) -> tuple[CriticsPass, GraphPass]:
-    """Return the pass without a graph, and the one through the modules."""
+    """Return the pass without a graph and the pass through the modules."""
     graph = critics.forward_pass(obs, actions, **how)
     critics.enable_graph_free_pass(flat)
     graph_free_pass = critics.forward_pass(obs, actions, **how)
@@ -246,7 +246,7 @@ def both_passes(
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 @pytest.mark.parametrize("name", critic_specs(CONTINUOUS))
 def test_critics_are_those_of_autograd(name: str, action: ActionSpace, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values, gradients of weights, and those of actions: all rows of one critic, some of each, and none."""
+    """Values and gradients equal those of autograd. Gradients of actions are checked for all, some and none of the rows of a critic."""
     monkeypatch.setattr(direct, "SEPARATE_CRITICS_SIZE", 0 if apart else 2**40)
     torch.manual_seed(1)
     critics = build_critics(critic_specs(action)[name], VECTOR, action)
@@ -258,7 +258,7 @@ def test_critics_are_those_of_autograd(name: str, action: ActionSpace, apart: bo
     near(found.values[0], expected.values[0])
     grads = []
     for one in (found, expected):
-        flat.grad.fill_(0.5)  # gradients add up
+        flat.grad.fill_(0.5)  # gradients are accumulated
         one.backward(torch.ones_like(one.values[0]).cumsum(1))
         grads.append(flat.grad.clone())
     near(grads[0], grads[1])
@@ -285,7 +285,7 @@ RENORM = [
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 def test_batch_renorm_is_that_of_autograd(action: ActionSpace, training: bool) -> None:
-    """Values, gradients and moving statistics over some batches, during the warm-up and after it, one of a single row too."""
+    """Values, gradients and moving statistics equal those of autograd during and after the warm-up, also for a batch of one row."""
     pairs = []
     for _ in range(2):
         torch.manual_seed(1)
@@ -306,7 +306,7 @@ def test_batch_renorm_is_that_of_autograd(action: ActionSpace, training: bool) -
             one.backward(weights.clone())
         near(flat.grad, other.grad)
         torch.testing.assert_close(flat.buffer, other.buffer)
-        if actions is not None and not training:  # the actor's step has critics in evaluation mode
+        if actions is not None and not training:  # the actor's step uses critics in evaluation mode
             some = (torch.arange(rows) % 3 == 0).float()
             for grad_q in (torch.stack((some, 1.0 - some)), torch.stack((some * 0.0, 1.0 - some)), torch.randn(2, rows)):
                 own, theirs = (one.forward_pass(obs, actions, for_action_grad=True).input_grad(grad_q.clone()) for one in (critics, others))
@@ -320,7 +320,7 @@ def test_batch_statistics_belong_to_one_pass() -> None:
     flat, obs, other = FlatParams(critics), torch.randn(4, 5), torch.randn(4, 5)
     critics.enable_graph_free_pass(flat)
     start, grads = flat.buffer.clone(), []
-    for between in (False, True):  # a pass in evaluation mode leaves the batch statistics
+    for between in (False, True):  # a pass in evaluation mode keeps the batch statistics
         flat.buffer.copy_(start)
         flat.grad.zero_()
         passed = critics.forward_pass(obs, None)
@@ -332,7 +332,7 @@ def test_batch_statistics_belong_to_one_pass() -> None:
         grads.append(flat.grad.clone())
     assert torch.equal(*grads)
     passed = critics.forward_pass(obs, None)
-    critics.forward_pass(other, None)  # one in training mode does not
+    critics.forward_pass(other, None)  # a pass in training mode replaces them
     with pytest.raises(AssertionError, match="last forward pass"):
         passed.backward(torch.ones(2, 4, 3))
 
@@ -385,7 +385,7 @@ def test_an_actor_alone_has_values_of_zero() -> None:
 
 
 def test_products_in_bfloat16_are_near() -> None:
-    """Hidden layers in bfloat16, which has 8 bits of mantissa, outputs in float32."""
+    """Hidden layers are computed in bfloat16, which has 8 bits of mantissa, and outputs in float32."""
     net, flat, obs = build(dtype="bfloat16")
     (mlp, _) = net.direct.fast or (None, None)
     assert [isinstance(layer, GraphFreeLinear) and layer.matmul_mode.bfloat16 for layer in mlp.layers] == [True, True, False]

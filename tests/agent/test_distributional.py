@@ -1,4 +1,4 @@
-"""C51 and QR-DQN: the projection, both losses, targets, and acting by the means."""
+"""Tests of C51 and QR-DQN: the projection, both losses, targets, and acting by the means of the distributions."""
 
 from __future__ import annotations
 
@@ -36,14 +36,17 @@ def distributional(name: str, **options: Any) -> tuple[Agent, DistributionalQLea
 
 
 def test_projection_by_hand() -> None:
-    """Atoms −1, 0, 1: 0.5 + 0.5 z puts them on 0, 0.5 and 1; a termination leaves the reward alone; beyond the ends they are clipped."""
+    """The projection of atoms −1, 0 and 1 equals values computed by hand.
+
+    The return 0.5 + 0.5 z moves the atoms to 0, 0.5 and 1. After a termination only the reward remains. Values beyond the ends are clipped.
+    """
     p_BZ = torch.tensor([[0.2, 0.3, 0.5]] * 3)
     found = project_distribution(p_BZ, torch.tensor([0.5, -0.25, 9.0]), torch.tensor([0.5, 0.0, 0.9]), -1.0, 1.0)
     assert torch.allclose(found, torch.tensor([[0.0, 0.35, 0.65], [0.25, 0.75, 0.0], [0.0, 0.0, 1.0]]))
 
 
 def test_projection_is_equation_7() -> None:
-    """Atom by atom: Σ_j clip(1 − |Tz_j − z_i| / Δ, 0, 1) p_j."""
+    """The projection equals eq. 7 for each atom: Σ_j clip(1 − |Tz_j − z_i| / Δ, 0, 1) p_j."""
     generator = torch.Generator().manual_seed(0)
     p_BZ = torch.rand(20, 7, generator=generator).softmax(1)
     return_B, discount_B = 4.0 * torch.randn(20, generator=generator), torch.rand(20, generator=generator)
@@ -72,7 +75,7 @@ def test_cross_entropy_and_its_gradient(weighted: bool) -> None:
 
 
 def by_hand(algorithm: DistributionalQLearning, batch: Transitions, double: bool) -> Tensor:
-    """Return the loss of a batch, with autograd, row by row from the definitions."""
+    """Return the loss of a batch, computed row by row from the definitions with autograd."""
     net, target = algorithm.net, algorithm.target.net  # type: ignore[union-attr]  # there is one
     A, losses = 3, []
     for b in range(4):
@@ -101,7 +104,7 @@ def quantile_by_pairs(atoms_N: Tensor, target_M: Tensor) -> Tensor:
 @pytest.mark.parametrize("net", [None, DUELING])
 @pytest.mark.parametrize("name", NAMES)
 def test_loss_and_gradient_by_hand(name: str, net: dict[str, Any] | None, double: bool) -> None:
-    """With a target net that differs from the net; the row that terminated has no next state."""
+    """Loss and gradient equal the definitions, with a target net that differs from the net. A terminated row has no next state."""
     _, algorithm = distributional(name, net=net, double_q=double)
     assert algorithm.target is not None
     noise = torch.randn(len(algorithm.target.flat.param), generator=torch.Generator().manual_seed(1))

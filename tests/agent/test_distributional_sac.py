@@ -1,4 +1,4 @@
-"""DistributionalSAC: target distributions by hand, losses against autograd, and the gradient of the actor."""
+"""Tests of DistributionalSAC: target distributions computed by hand, losses against autograd, and the gradient of the actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Action distributions against torch.distributions, and samples against their own densities."""
+"""Tests of action distributions against torch.distributions, and of samples against their own densities."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def params(dist: ActionDistribution, rows: int, seed: int = 0) -> np.ndarray:
 
 
 def reference(name: str, p: Tensor) -> td.Distribution:
-    """The same distribution built from torch.distributions."""
+    """Return the same distribution, built from torch.distributions."""
     match name:
         case "Categorical" | "Argmax" | "GumbelSoftmax":
             return td.Categorical(logits=p)
@@ -108,7 +108,7 @@ def test_shapes_dtypes_and_mode(name: str) -> None:
         kind = dist.action.kind
         assert action.shape == ((7,) if kind == "discrete" else (7, dist.action.dim))
         assert action.dtype == (np.float32 if kind == "continuous" else np.int64)
-    if name != "NormalTanh":  # its mode is that before tanh
+    if name != "NormalTanh":  # its mode is that of the normal distribution before tanh
         draws = np.stack([dist.sample(p, np.random.default_rng(i))[0] for i in range(50)])
         best = dist.log_prob(torch.from_numpy(p), torch.from_numpy(dist.mode(p)))
         for draw in draws:
@@ -133,7 +133,7 @@ def test_extreme_parameters_stay_finite() -> None:
 
 
 def test_free_log_std_is_the_same_normal() -> None:
-    """A log standard deviation that all states share gives what it gives as an output of the actor, gradients included."""
+    """A log standard deviation shared by all states gives the same results and gradients as one that the actor outputs."""
     space, log_std = SPACES["continuous"], torch.tensor([-0.3, 0.4], requires_grad=True)
     free, full = DISTRIBUTIONS["Normal"](space, log_std), DISTRIBUTIONS["Normal"](space)  # type: ignore[call-arg]  # Normal's own
     loc = torch.from_numpy(params(free, 5)).requires_grad_()
@@ -164,7 +164,7 @@ def test_squashed_normal_is_finite_at_the_ends(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", [*ALL, "SquashedNormal"])
 def test_mode_of_tensors_and_of_arrays(name: str) -> None:
-    """In torch, for export."""
+    """The mode is the same for arrays and for tensors, which the export of policies uses."""
     dist = SquashedNormal(SPACES["continuous"]) if name == "SquashedNormal" else make(name)
     p = params(dist, 50, seed=4) * 3
     assert np.allclose(dist.env_action(dist.mode(torch.from_numpy(p))).numpy(), dist.env_action(dist.mode(p)), rtol=1e-5, atol=1e-6)
@@ -172,7 +172,7 @@ def test_mode_of_tensors_and_of_arrays(name: str) -> None:
 
 @pytest.mark.parametrize("free", [False, True])
 def test_log_std_lies_between_minus_5_and_2(free: bool) -> None:
-    """As torch's Normal with the clipped deviations; beyond the bounds the gradient is 0."""
+    """Results equal those of torch's Normal with the clipped standard deviations; beyond the bounds the gradient is 0."""
     given, clipped = torch.tensor([-9.0, -4.0, 6.0]), torch.tensor([-5.0, -4.0, 2.0])
     space, loc = ActionSpace("continuous", (), 3), torch.tensor([[0.3, -1.0, 2.0]])
     log_std = given.clone().requires_grad_()
@@ -193,7 +193,7 @@ def test_log_std_lies_between_minus_5_and_2(free: bool) -> None:
 
 
 def test_a_log_std_that_moves_in_memory_is_read_where_it_is() -> None:
-    """FlatParams replaces the data of a parameter after it was read; steps change it in place."""
+    """Current values are read although FlatParams replaces the data of the parameter and steps change the data in place."""
     log_std = torch.nn.Parameter(torch.zeros(2))
     dist = Normal(ActionSpace("continuous", dim=2, bounded=True), log_std)
     loc = np.zeros((1, 2), np.float32)

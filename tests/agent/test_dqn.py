@@ -1,4 +1,4 @@
-"""SARSA and the Q-learning family: targets, losses, target nets, exploration."""
+"""Tests of SARSA and the Q-learning family: targets, losses, target nets, exploration."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_loss_weighs_by_importance_and_tells_errors(weights: list[float] | None)
 
 
 def test_dueling_values() -> None:
-    """Eq. 9 of arXiv:1511.06581: Q = V + A − mean A; acting on the advantages chooses as on the values."""
+    """Eq. 9 of arXiv:1511.06581: Q = V + A − mean A. Acting by the advantages chooses the same actions as acting by the values."""
     _, algorithm = q_agent("DQN", net=DUELING)
     net, obs = algorithm.net, torch.randn(5, 4)
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_dueling_values() -> None:
 
 @pytest.mark.parametrize("name", ["VanillaDQN", "DQN", "DoubleDQN"])
 def test_targets_take_layers_as_for_acting(name: str) -> None:
-    """Next states are valued by the moving statistics of batch norm, which they do not move."""
+    """Targets use the moving statistics of batch norm, as acting does, and do not change them."""
     _, algorithm = q_agent(name, net={**MLP, "batch_norm": True})
     algorithm.meter.begin()
     before = algorithm.trainer.flat.buffer.clone()
@@ -107,23 +107,23 @@ def test_targets_take_layers_as_for_acting(name: str) -> None:
 
 
 def test_training_counts() -> None:
-    """training_iter batches of training_batch_iter steps, once a vector step at most, from training_start_step on."""
+    """From training_start_step on, at most one training call per vector step runs training_iter batches of training_batch_iter steps."""
     agent, algorithm = q_agent("DQN", training_iter=3, training_batch_iter=2, training_frequency=2, training_start_step=30)
     metrics = drive(agent, ToyEnv(info(), seed=0), 20)
-    assert len(metrics) == 11  # of 3 transitions a step: from the tenth step on
+    assert len(metrics) == 11  # 3 transitions per step: training starts at the tenth step
     assert agent.clock.opt_step == 11 * 6
     assert algorithm.memory.seen == 60
 
 
 def test_vanilla_dqn_solves_a_chain_by_hand() -> None:
-    """Two states, two actions: the values go to those of the Bellman equation, truncation bootstrapped and termination not."""
+    """In a chain of two states, values converge to those of the Bellman equation: truncations are bootstrapped, terminations are not."""
     net = {"name": "MLPNet", "hid_layers": [], "optim_spec": {"name": "Adam", "lr": 0.05}}
     toy = q_spec("VanillaDQN", net=net, gamma=0.5)
     agent = agent_of(toy, info(1, DISCRETE, (2,)))
     algorithm = agent.algorithm
     assert isinstance(algorithm, QLearning)
     a, b = np.eye(2, dtype=np.float32)
-    # in a: action 0 stays (reward 1, truncated), 1 goes to b (0), 2 ends (3); in b every action goes to a (reward 2)
+    # in a: action 0 stays (reward 1, truncated), 1 goes to b (reward 0), 2 terminates (reward 3); in b every action goes to a (reward 2)
     rows = [(a, 0, 1.0, a, False, True), (a, 1, 0.0, b, False, False), (a, 2, 3.0, b, True, False)]
     rows += [(b, action, 2.0, a, False, False) for action in range(3)]
     for obs, action, reward, after, terminated, truncated in rows * 8:
@@ -134,7 +134,7 @@ def test_vanilla_dqn_solves_a_chain_by_hand() -> None:
         algorithm.observe(obs[None], np.array([True]), None, ActOut(np.array([action]), np.zeros(1, np.float32)), step)
     for _ in range(800):
         algorithm.update()
-    # V(a) = 3 by ending; b: 2 + V(a)/2 = 3.5; staying: 1 + V(a)/2 = 2.5; going to b: V(b)/2 = 1.75
+    # V(a) = 3 by terminating; V(b) = 2 + V(a)/2 = 3.5; staying: 1 + V(a)/2 = 2.5; going to b: V(b)/2 = 1.75
     with torch.no_grad():
         q = algorithm.net.critic(torch.eye(2))
     assert torch.allclose(q, torch.tensor([[2.5, 1.75, 3.0], [3.5, 3.5, 3.5]]), atol=0.05)

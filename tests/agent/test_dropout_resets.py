@@ -1,4 +1,4 @@
-"""DroQ's dropout in critics (arXiv:2110.02034), and resets of nets and optimizers (arXiv:2205.07802)."""
+"""Tests of DroQ's dropout in critics (arXiv:2110.02034), and of resets of nets and optimizers (arXiv:2205.07802)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_it_stands_before_the_norm_of_critics_only() -> None:
 def test_passes_without_a_graph_draw_the_same_numbers() -> None:
     net, flat = critics()
     obs, action, grad = torch.randn(30, 5), torch.rand(30, 2, requires_grad=True), torch.randn(2, 30)
-    grad[0, ::2] = 0.0  # so that the actions' gradient needs some rows of the first critic only
+    grad[0, ::2] = 0.0  # so that only some rows of the first critic have a gradient
     torch.manual_seed(1)
     values = net(obs, action)
     values.backward(grad)
@@ -144,7 +144,7 @@ def test_a_reset_agent_is_a_new_one_with_its_replay_buffer(algorithm: dict[str, 
 
 
 def agent_of_state(agent: Any) -> dict[str, Any]:
-    """States of the parts of a new agent, whose nets are built again in the order in which a reset builds them."""
+    """Return the states of the parts of a new agent, whose nets are built again in the same order as in a reset."""
     agent.algorithm.reset()
     return {name: reloaded(part.state_dict()) for name, part in agent.algorithm.parts().items() if name != "target"}
 
@@ -158,7 +158,7 @@ def flattened(value: Any) -> Any:
 
 
 def test_resets_are_due_after_each_multiple() -> None:
-    """Four gradient steps per update, a reset each six: after 8, 12 and 20 steps."""
+    """With four gradient steps per update and a reset every six steps, resets take place after 8, 12 and 20 steps."""
     agent = built({**SAC, "training_iter": 4, "reset_frequency": 6}, MLP, CONTINUOUS)
     found: list[int] = []
     agent.algorithm.reset = lambda: found.append(agent.clock.opt_step)
@@ -190,7 +190,7 @@ def test_what_a_reset_does(algorithm: dict[str, Any], action: ActionSpace) -> No
 
 
 def critics_of(algorithm: Any) -> Any:
-    """The critics one by one, also of a stack."""
+    """Return each critic separately, also for a stack of critics."""
     if isinstance(algorithm.critics, SeparateCritics):
         return algorithm.critics.critics
     weight = algorithm.critics.layer_parameters[-1][0]
@@ -208,7 +208,7 @@ def test_a_saved_state_resets_at_the_same_step() -> None:
     other.replay.load_contents(agent.replay.contents())
     traces, resets = [], []
     for one in (agent, other):
-        torch.manual_seed(0)  # a Session saves the process-wide streams
+        torch.manual_seed(0)  # a Session saves the state of torch's generator
         reset = one.algorithm.reset
         one.algorithm.reset = lambda own=reset, clock=one.clock: (resets.append(clock.opt_step), own())
         losses = [metrics.loss for metrics in drive(one, ToyEnv(info(3, CONTINUOUS), 5), 12)]

@@ -1,4 +1,4 @@
-"""Algorithms, nets and memories of a user: spec models whose `implementation()` names the class."""
+"""Tests of a user's algorithms, nets and memories: spec models whose `implementation()` returns the class."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ def test_a_users_net_and_replay_train_q_learning() -> None:
 
 
 def test_a_policy_needs_nothing_that_learns() -> None:
-    """The weights of an agent in a policy built alone: the same actions, one obs or several, deterministic or not."""
+    """A policy that is built alone and loads an agent's weights takes the same actions, for one observation and several.
+
+    Deterministic actions are compared as well.
+    """
     for case in (Case("PPO", "OnPolicyBatchReplay", "RecurrentNet"), Case("SoftActorCritic", "Replay", "MLPNet", continuous=True)):
         agent = build_agent(case.spec(), case.info(), session_seeds(0, 0, 0), Clock())
         drive(agent, ToyEnv(case.info(), 1), 30)

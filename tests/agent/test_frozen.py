@@ -1,4 +1,4 @@
-"""Parameters that require no gradient: optimizers leave them alone, as torch's do, also if they are frozen for a while."""
+"""Tests of parameters that require no gradient: optimizers do not change them, like torch's, even if they are frozen only temporarily."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def step(module: nn.Module, trainer: Trainer, frozen: tuple[str, ...], seed: int
 @pytest.mark.parametrize("on_device", [False, True], ids=["", "as on a device"])
 @pytest.mark.parametrize(("name", "kwargs"), CASES)
 def test_steps_are_torchs(name: str, kwargs: dict[str, Any], on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after a state went through a file; without one of torch's own, what is frozen stays, and the rest moves."""
+    """Steps equal those of torch's optimizer, also after saving and loading the state.
+
+    For an optimizer that torch does not have, the test only checks that frozen parameters stay the same and the others change.
+    """
     monkeypatch.setattr(devices, "ON_CPU", on_device)
     module, trainer = trainer_of(name, kwargs)
     twin, plain = net(), name.removeprefix("Global")
@@ -98,7 +101,7 @@ def test_steps_are_torchs(name: str, kwargs: dict[str, Any], on_device: bool, mo
 
 @pytest.mark.parametrize("name", ["GlobalAdam", "GlobalRMSprop", "Adam", "RAdam"])
 def test_processes_may_freeze_different_parameters(name: str, stores: Stores) -> None:  # noqa: F811
-    """Of two that train one net in turn each leaves its own alone; a shared count of steps counts once per step."""
+    """Two processes train one net in turn, and neither changes its own frozen parameters. A shared step count rises once per step."""
     sides = []
     for store in stores(2):
         module, trainer = trainer_of(name, {"weight_decay": 0.1} if "Adam" in name else {})
@@ -121,7 +124,7 @@ def test_processes_may_freeze_different_parameters(name: str, stores: Stores) ->
 
 
 def test_a_server_leaves_alone_what_is_frozen_elsewhere() -> None:
-    """The gradient of a process elsewhere comes with the parameters that are frozen there."""
+    """A server does not change the parameters that are frozen in the process that sent the gradient."""
     module, trainer = trainer_of("AdamW", {})
     group, grad = trainer.groups[0], torch.randn(trainer.flat.size)
     before = trainer.flat.param.clone()
@@ -149,7 +152,7 @@ def test_data_of_another_size_are_refused() -> None:
 
 
 def test_data_that_were_replaced_are_trained() -> None:
-    """And weights to keep are those that the module has."""
+    """Parameter data that a user replaced are trained, and copies of the weights contain the replaced data."""
     module, trainer = trainer_of("SGD", {}, clip=None)
     module[0].weight.data = torch.full((5, 3), 0.25)
     assert bool((trainer.flat.copy_vectors()[0][:15] == 0.25).all())
@@ -161,7 +164,10 @@ def test_data_that_were_replaced_are_trained() -> None:
 
 
 def test_a_range_of_the_vector_has_the_frozen_parameters_inside_it() -> None:
-    """Of a net that is divided among servers: weights of 15, 5, 10 and 2 numbers, of which this one serves the numbers 12 to 24."""
+    """A server of a divided net finds the slices of frozen parameters inside its range.
+
+    The weights have 15, 5, 10 and 2 numbers, of which the server has the numbers 12 to 24.
+    """
     flat = FlatParams(net())
     flat._keep_served_range(torch.zeros(12), slice(12, 24))
     assert flat.param_slices_in_group(0, (0, 1, 2, 3)) == [slice(0, 3), slice(3, 8), slice(8, 12)]

@@ -1,4 +1,4 @@
-"""Gradients of soft actor-critic and Q-learning, against autograd through losses that are written out here."""
+"""Tests of the gradients of soft actor-critic and Q-learning against autograd of the losses written out in this file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALPHA, GAMMA, ROWS = 0.3, 0.9, 12
 
 
 def step_gradient(trainer: Trainer, step: Any) -> Tensor:
-    """Return the gradient with which `step` steps a trainer; the weights stay as they are."""
+    """Return the gradient with which `step` steps a trainer; the weights do not change."""
     seen: list[Tensor] = []
 
     def stepped() -> float:
@@ -63,7 +63,7 @@ ELEMENTWISE = {
 
 
 class Twin:
-    """The losses of soft actor-critic as functions of the nets' outputs."""
+    """Losses of soft actor-critic as functions of the outputs of the nets."""
 
     def __init__(self, algorithm: SoftActorCritic, loss: str) -> None:
         self.a, self.each = algorithm, ELEMENTWISE[loss]
@@ -107,7 +107,7 @@ class Twin:
         return sum((weight * self.each(q[c] - target)).sum() / rows for c in range(len(q)))  # type: ignore[return-value]
 
     def values(self, batch: Transitions) -> Tensor:
-        """The critics' values of states, with which they take their step and, for discrete actions, the actor its own."""
+        """Return the values of states that the critics' step uses and, for discrete actions, the actor's step too."""
         a, rows = self.a, len(batch.obs_B)
         action = None if a.discrete else batch.action_B
         with torch.no_grad():
@@ -175,7 +175,7 @@ def test_soft_actor_critic(name: str, weighted: bool, apart: bool, on: bool, mon
     noise = np.random.default_rng(5).standard_normal((ROWS, 2), np.float32)
     buffers = algorithm.trainer.flat.buffer.clone()
 
-    algorithm.meter.begin()  # layers as for learning
+    algorithm.meter.begin()  # layers in training mode
     values = twin.values(batch)
     algorithm.trainer.flat.buffer.copy_(buffers)
     algorithm.rng = np.random.default_rng(5)
@@ -207,7 +207,7 @@ def test_soft_actor_critic(name: str, weighted: bool, apart: bool, on: bool, mon
 
 
 def test_soft_actor_critic_of_images() -> None:
-    """Critics whose actions join after the convolutions."""
+    """Gradients for critics of images, whose actions enter after the convolutions."""
     algorithm = with_alpha(algorithm_of(build(shape=(3, 12, 12), dtype="uint8", net=CONV, gamma=GAMMA)[0]), ALPHA)
     images = torch.randint(0, 255, (2, ROWS, 3, 12, 12), dtype=torch.uint8)
     batch = transitions(torch.rand(ROWS, 2) - 0.5)._replace(obs_B=images[0], next_obs_B=images[1])
@@ -271,7 +271,7 @@ def test_q_learning(name: str, net: dict[str, Any], weighted: bool, on: bool, mo
 
 @pytest.mark.parametrize("net", [HYDRA, RNN], ids=["hydra", "recurrent"])
 def test_q_learning_of_several_actions(net: dict[str, Any]) -> None:
-    """Weights count once for each transition, the loss is the mean over its actions."""
+    """The loss of a transition is the mean over its actions, multiplied once by the weight of the transition."""
     agent = agent_of(multi_spec("DQN", net, "PrioritizedReplay"), info(3, MULTI))
     algorithm: Any = agent.algorithm
     assert isinstance(algorithm, QLearning)

@@ -1,4 +1,4 @@
-"""Hindsight experience replay: which goals, rewards and terminations replayed transitions get."""
+"""Tests of hindsight experience replay: the goals, rewards and terminations of replayed transitions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BITS = "slm_lab.env.bit_flip:BitFlip-v0"
 
 
 def memory(num_envs: int = 1, capacity: int = 100, **keys: Any) -> HindsightReplay:
-    """A memory for observations [position, achieved, desired] of one number each; goals are reached at a distance of 0.5."""
+    """Return a memory for observations [position, achieved, desired] of one number each; goals are reached at a distance of 0.5."""
     space = ObservationSpace((3,), goals=((1, 2), (2, 3)))
     info = EnvInfo(num_envs, space, ActionSpace("discrete", (2,)), max_frame=10_000)
     spec = HindsightReplaySpec(name="HindsightReplay", max_size=capacity, **{"batch_size": 64, **keys})
@@ -36,7 +36,7 @@ def memory(num_envs: int = 1, capacity: int = 100, **keys: Any) -> HindsightRepl
 
 
 def walk(found: HindsightReplay, length: int, *, terminated: bool = False, goal: float = -9.0, start: float = 0.0, n: int = 0) -> None:
-    """An episode of one env: positions start, start + 1, …; every step is rewarded by −7, which no replayed reward is."""
+    """Add an episode of one env with positions start, start + 1, …. Every step has the reward −7, which no replayed reward has."""
     num_envs = len(found._open)
     for t in range(length):
         now, after = (np.full((num_envs, 3), [start + k, start + k, goal], np.float32) for k in (t, t + 1))
@@ -48,13 +48,13 @@ def walk(found: HindsightReplay, length: int, *, terminated: bool = False, goal:
 
 
 def goals(found: HindsightReplay) -> list[tuple[float, float, float, float]]:
-    """Position, goal, reward and termination of each transition of a batch that has another goal."""
+    """Return position, goal, reward and termination of each transition of a batch whose goal was replaced."""
     batch = found.sample()
     columns = zip(batch.obs_B.numpy(), batch.next_obs_B.numpy(), batch.reward_B.tolist(), batch.terminated_B.tolist(), strict=True)
     rows = []
     for obs, after, reward, terminated in columns:
         assert obs[2] == after[2]
-        assert after[0] == obs[0] + 1.0 == after[1]  # all but the goal stays
+        assert after[0] == obs[0] + 1.0 == after[1]  # only the goal is replaced
         if obs[2] < 0.0:
             assert (reward, obs[2]) == (-1.0, -9.0)
         else:
@@ -67,7 +67,10 @@ def goals(found: HindsightReplay) -> list[tuple[float, float, float, float]]:
     [("future", lambda at: range(at + 1, 6)), ("final", lambda at: [5]), ("episode", lambda at: range(1, 6))],
 )
 def test_each_strategy_draws_its_goals(strategy: str, wanted: Any) -> None:
-    """An episode of 5 steps from 0, after which 1, 2, 3, 4, 5 are achieved; another one before and after it, far away."""
+    """Each strategy draws its goals from the episode of the transition.
+
+    An episode of 5 steps from 0 achieves 1, 2, 3, 4, 5. The episodes before and after it are at distant positions.
+    """
     found = memory(batch_size=20_000, goal_strategy=strategy)
     walk(found, 4, start=50.0)
     walk(found, 5)
@@ -100,7 +103,7 @@ def test_a_recorded_termination_stays_if_the_env_does_not_say_otherwise() -> Non
 
 
 def test_a_termination_of_the_env_replaces_the_recorded_one() -> None:
-    """The last step was terminated, for the real goal; with another goal the steps that reach it are."""
+    """The last step was terminated for the real goal. With another goal, the steps that reach that goal are terminated instead."""
     found = memory(batch_size=500, goal_strategy="episode")
     found.goal_reward = lambda achieved, desired: ((achieved == desired)[:, 0] - 1.0, (achieved == desired)[:, 0])
     walk(found, 3, terminated=True)
@@ -110,7 +113,7 @@ def test_a_termination_of_the_env_replaces_the_recorded_one() -> None:
 
 
 def test_reward_and_termination_of_the_env_itself() -> None:
-    """Two bits by hand: the goal 01 is reached by one transition, 11 by none."""
+    """Example with two bits: one transition reaches the goal 01, none reaches the goal 11."""
     reward = GoalReward(EnvSpec(name=BITS, max_frame=1, n=2, reward_scale=2.0), None)
     outcome = reward(np.array([[0.0, 1.0], [0.0, 1.0]], np.float32), np.array([[0.0, 1.0], [1.0, 1.0]], np.float32))
     assert outcome.reward_K.tolist() == [0.0, -2.0]
@@ -174,7 +177,7 @@ def spec(env: dict[str, Any] | None = None, name: str = "HindsightReplay", *, ev
 
 
 class TestContract(SpecContract):
-    """Repeats, resumes exactly (with open episodes), acts alone."""
+    """Runs with hindsight replay repeat and resume exactly (with open episodes), and their agents act alone."""
 
     def spec(self) -> slm_lab.Spec:
         return spec()
@@ -204,7 +207,7 @@ def test_what_changes_stored_goals_or_rewards_is_refused(key: str, value: Any) -
 
 
 def test_goals_are_replaced_before_observations_are_normalised() -> None:
-    """Rewards and goals are those of an unnormalised memory."""
+    """Rewards and goals equal those of a memory without normalisation."""
     plain, normalising = memory(), memory()
     for found in (plain, normalising):
         walk(found, 9)
@@ -238,7 +241,7 @@ def test_fetch_needs_the_distance_at_which_a_goal_is_reached() -> None:
     (begin, end), (other, last) = env.info.observation.goals
     reward = GoalReward(EnvSpec(name="FetchReach-v4", max_frame=1), 0.05)
     env.reset()
-    for _ in range(60):  # the function gives the env's own rewards for the env's own goals
+    for _ in range(60):  # for the env's own goals, the function returns the env's own rewards
         step = env.step(env.sample())
         outcome = reward(step.last_obs_N[:, begin:end], step.last_obs_N[:, other:last])
         assert outcome.reward_K.tolist() == step.reward_N.tolist()
@@ -249,7 +252,7 @@ GOAL = {"name": PREFIX + "Goal-v0", "n": None, "max_frame": 600}
 
 
 def replayed(threshold: float | None, **env: Any) -> tuple[set[float], set[float]]:
-    """Train on the toy; return the rewards of a large batch with the real goal, and those with others."""
+    """Train on the toy env; return the rewards of a large batch for real goals, and those for replaced goals."""
     session = slm_lab.Session(spec({**GOAL, **env}, goal_threshold=threshold))
     session.run()
     found: Any = session.learners[0].agent.replay
@@ -262,7 +265,7 @@ def replayed(threshold: float | None, **env: Any) -> tuple[set[float], set[float
 
 
 def test_all_rewards_of_a_batch_have_one_scale(caplog: pytest.LogCaptureFixture) -> None:
-    """The env returns −10 where no goal is reached; with a threshold the agent learns from −1, for the real goal too."""
+    """The env returns −10 where no goal is reached. With a threshold the agent learns from −1 instead, also for real goals."""
     assert replayed(0.5, unit=10.0) == ({-1.0}, {-1.0, 0.0})
     start = "agent.memory.goal_threshold: the agent learns from rewards for this threshold (-1 in the first step), not from those of "
     assert [text for text in caplog.messages if "goal" in text] == [start + "tests.env.toys:Goal-v0 (-10)"]
@@ -273,7 +276,7 @@ def test_all_rewards_of_a_batch_have_one_scale(caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize("episodes", [0, 2])
 def test_every_env_is_closed(episodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the one whose compute_reward is called, that of the trial step, and those for evaluation."""
+    """Every env is closed, including those for compute_reward, for the trial step and for evaluation."""
     made, closed = list[Goal](), list[Goal]()
     new = Goal.__init__
 
@@ -289,7 +292,7 @@ def test_every_env_is_closed(episodes: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert goals._env in made
     assert goals._env not in closed
     session.run()
-    assert sorted(map(id, closed)) == sorted(map(id, made))  # each once
+    assert sorted(map(id, closed)) == sorted(map(id, made))  # each is closed once
 
 
 def test_rewards_that_compute_reward_does_not_return_are_refused_by_path() -> None:
@@ -343,7 +346,7 @@ def test_dqn_reaches_goals_of_12_bits_with_hindsight_and_none_without() -> None:
 
 
 def test_terminations_of_an_env_that_takes_a_single_goal() -> None:
-    """The mazes of Gymnasium-Robotics return one bool, also for a batch."""
+    """The mazes of Gymnasium-Robotics return one bool even for a batch of goals, so terminations are computed for each goal."""
 
     def ends(achieved: np.ndarray, desired: np.ndarray, info: dict[str, Any]) -> bool:
         return bool(np.linalg.norm(achieved - desired) <= 0.5)

@@ -1,4 +1,4 @@
-"""Parameters that several processes share: semantics, step by step, with the processes side by side in this one."""
+"""Tests of parameters that several processes share: each step is checked, with all processes simulated in one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Stores = Callable[..., list[SharedArrays]]
 
 @pytest.fixture
 def stores() -> Iterator[Stores]:
-    """stores(n, synced=…): n processes' views of one new shared file."""
+    """Return a function: stores(n, synced=…) returns the views that n processes have of one new shared file."""
     files: list[int] = []
 
     def make(count: int = 2, synced: bool = True, **keys: Any) -> list[SharedArrays]:
@@ -57,7 +57,7 @@ def session(spec: Spec, store: SharedArrays | None, env_info: EnvInfo | None = N
 
 
 class Worker:
-    """A Session that is driven until its next update, and not further."""
+    """Session that is run up to its next update by `gather`, and through this update by `update`."""
 
     def __init__(self, agent: Agent, seed: int, env_info: EnvInfo | None = None) -> None:
         self.agent, self.env = agent, ToyEnv(env_info or info(2), seed)
@@ -83,7 +83,7 @@ class Worker:
 
 
 def gradients(agent: Agent) -> list[torch.Tensor]:
-    """Filled with each gradient that the agent steps by."""
+    """Return a list to which each gradient that the agent steps with is appended."""
     seen: list[torch.Tensor] = []
     trainer = agent.algorithm.trainer
     step = trainer._step
@@ -104,7 +104,7 @@ def flat(agent: Agent) -> Any:
 
 
 class Stepped:
-    """A parameter with an optimizer whose statistics are shared."""
+    """Parameter with an optimizer whose statistics are shared."""
 
     def __init__(self, param: torch.Tensor, make: Callable[[torch.Tensor, torch.Tensor], FlatOptimizer]) -> None:
         self.param, self.grad, self.make = param, torch.zeros_like(param), make
@@ -159,12 +159,12 @@ def test_processes_that_step_in_turn_are_one_optimizer(
 
 
 def test_synced_gradients_are_applied_one_after_another(stores: Stores) -> None:
-    """Both gradients are of the same old weights; the second is applied to what the first made, by the statistics in common."""
+    """Both gradients are computed from the same old weights. The second is applied to the result of the first, with shared statistics."""
     workers = [Worker(session(a3c(), store), seed) for seed, store in enumerate(stores())]
     alone = [Worker(session(a3c("Adam"), None), seed) for seed in range(2)]
     grads = [gradients(worker.agent) for worker in alone]
     param = flat(alone[0].agent).param.clone()
-    assert torch.equal(flat(workers[1].agent).param, param)  # drawn from the same seed
+    assert torch.equal(flat(workers[1].agent).param, param)  # initialised with the same seed
 
     for worker in (*workers, *alone):
         worker.gather()
@@ -178,8 +178,8 @@ def test_synced_gradients_are_applied_one_after_another(stores: Stores) -> None:
         grad.copy_(gradient)
         by_hand.step()
     assert torch.equal(flat(workers[0].agent).master, param)
-    assert torch.equal(flat(workers[1].agent).param, param)  # pulled
-    assert not torch.equal(flat(workers[0].agent).param, param)  # has not pulled since its own
+    assert torch.equal(flat(workers[1].agent).param, param)  # worker 1 has pulled the latest parameters
+    assert not torch.equal(flat(workers[0].agent).param, param)  # worker 0 has not pulled since its own update
     assert staleness == [0.0, 1.0]
 
 
@@ -207,11 +207,11 @@ def test_every_read_of_a_shared_net_is_of_the_latest(stores: Stores) -> None:
         metrics = other.update()
         assert not np.array_equal(read(one.agent), before), name
         assert np.array_equal(read(one.agent), read(other.agent)), name
-        assert metrics.extra["staleness"] == 0.0  # it read the latest, and nobody came in between
+        assert metrics.extra["staleness"] == 0.0  # no other update since it read the parameters
 
 
 def test_weights_to_keep_are_those_that_were_evaluated(stores: Stores) -> None:
-    """What others do during an evaluation is no part of what it has judged."""
+    """The weights to save are those that were evaluated, even if another process updates the net during the evaluation."""
     one, other = (Worker(session(a3c(), store), seed) for seed, store in enumerate(stores(synced=False)))
     other.update()
     one.agent.action_function()
@@ -222,7 +222,7 @@ def test_weights_to_keep_are_those_that_were_evaluated(stores: Stores) -> None:
 
 
 def test_a_shared_gradient_is_that_of_one_net(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another Session steps between the forward and the backward pass has no part in it."""
+    """A step of another Session between the forward and the backward pass does not affect the gradient."""
     one, other = (Worker(session(a3c(), store), seed) for seed, store in enumerate(stores(synced=False)))
     alone = Worker(session(a3c(), None), 0)
     grads, expected = gradients(one.agent), gradients(alone.agent)
@@ -241,7 +241,7 @@ def test_a_shared_gradient_is_that_of_one_net(stores: Stores, monkeypatch: pytes
 
 
 def test_gradients_of_actor_and_critics_are_of_the_latest_shared_nets(stores: Stores) -> None:
-    """Whenever another Session comes in between: what it did is no longer news to the step that follows."""
+    """Each step of critics and actor starts from the latest shared nets, so an earlier update of another Session causes no staleness."""
     case = Case("SoftActorCritic", "Replay", "MLPNet", continuous=True)
     one, other = (Worker(session(case.spec(), store, case.info()), seed, case.info()) for seed, store in enumerate(stores(synced=False)))
     algorithm = one.agent.algorithm
@@ -263,11 +263,11 @@ def test_gradients_of_actor_and_critics_are_of_the_latest_shared_nets(stores: St
     for name in trainers:
         setattr(algorithm, name, late(name))
     one.update()
-    assert staleness == [0.0] * 4  # training_iter 2
+    assert staleness == [0.0] * 4  # two iterations (training_iter 2) of both steps
 
 
 def test_a_gradient_of_weights_that_a_snapshot_has_replaced_is_not_stale(stores: Stores) -> None:
-    """A parameter server that was restored from a snapshot counts fewer updates than its Sessions have pulled."""
+    """A parameter server restored from a snapshot may count fewer updates than its Sessions have pulled; the staleness is then 0."""
     (store,) = stores(1)
     trainer = session(a3c(), store).algorithm.trainer
     grad = np.ones(trainer.flat.size, np.float32)
@@ -278,7 +278,7 @@ def test_a_gradient_of_weights_that_a_snapshot_has_replaced_is_not_stale(stores:
 def test_the_target_entropy_of_a_shared_policy_is_annealed_over_global_frames(
     stores: Stores, anneal: EntropyAnneal | bool, frames: int
 ) -> None:
-    """Two Sessions of 10,000 frames: over all 20,000 by default, over as many as the spec says otherwise."""
+    """With two Sessions of 10,000 frames, annealing lasts all 20,000 frames by default, otherwise the number of frames in the spec."""
     case = Case("SoftActorCritic", "Replay", "MLPNet")
     spec = changed(case.spec(), algorithm={"entropy_anneal": anneal})
     temperature = session(spec, stores()[0], case.info()).algorithm.temperature
@@ -294,7 +294,7 @@ def test_statistics_of_other_optimizers_are_the_sessions_own(stores: Stores) -> 
     for worker in workers:
         optimizer = worker.agent.algorithm.trainer.groups[0].optimizer  # type: ignore[union-attr]
         assert float(optimizer.statistics["step"]) == 1.0  # type: ignore[attr-defined]
-    assert not torch.equal(flat(workers[0].agent).master, flat(alone.agent).param)  # the second one's step is in it too
+    assert not torch.equal(flat(workers[0].agent).master, flat(alone.agent).param)  # it also contains the step of the second worker
 
 
 def test_optimizers_that_look_at_shapes_step_the_global_net(stores: Stores) -> None:
@@ -331,7 +331,7 @@ def test_what_is_not_finite_stays_out_of_the_global_net(
     assert not torch.equal(flat(sick.agent).master, before)
 
 
-# ---- what else is global
+# ---- other shared state
 
 
 def test_schedules_and_the_learning_rate_count_the_frames_of_all(stores: Stores) -> None:
@@ -340,14 +340,14 @@ def test_schedules_and_the_learning_rate_count_the_frames_of_all(stores: Stores)
     other.update()
     other.update()
     assert other.agent.clock.global_frame == 40
-    one.update()  # 20 frames of its own
+    one.update()  # this worker has run 20 frames
     assert one.agent.clock.frame == 20
     assert one.agent.clock.global_frame == 60
     assert one.agent.lr == pytest.approx(0.01 * 0.4)
 
 
 def test_centred_rmsprop_stands_another_in_between() -> None:
-    """As where a process has shrunk the mean square, and not yet taken in its gradient."""
+    """Steps stay finite if another process has decayed the mean square but not yet added its gradient to it."""
     param, grad = torch.zeros(1), torch.ones(1)
     optimizer = FlatRMSprop(param, grad, 0.01, centered=True)
     for _ in range(2000):
@@ -416,7 +416,7 @@ def test_a_target_net_is_replaced_once_for_all(stores: Stores) -> None:
         worker.end_step()
         one.target.pull_if_outdated()
         if ticks == 3:
-            one.trainer.flat.master.add_(1.0)  # too late for this copy
+            one.trainer.flat.master.add_(1.0)  # after the copy, so not part of it
         if ticks == 6:
             break
     assert torch.allclose(one.target.flat.param, zero + 1.0)
@@ -444,7 +444,7 @@ def test_alpha_is_global(stores: Stores) -> None:
     assert isinstance(one.agent.algorithm, SoftActorCritic)
     assert isinstance(other.agent.algorithm, SoftActorCritic)
     assert other.agent.algorithm.temperature.value(0) == one.agent.algorithm.temperature.value(0) != 1.0
-    assert float(other.agent.algorithm.temperature.optimizer.statistics["step"]) == 2.0  # training_iter of the one
+    assert float(other.agent.algorithm.temperature.optimizer.statistics["step"]) == 2.0  # two updates (training_iter 2) of the first worker
 
 
 def test_batch_norm_statistics_are_global(stores: Stores) -> None:
@@ -455,7 +455,7 @@ def test_batch_norm_statistics_are_global(stores: Stores) -> None:
     after = flat(one.agent).buffer.clone()
     assert not torch.equal(after, before)
     assert torch.equal(flat(other.agent).master_buffer, after)
-    assert torch.equal(flat(other.agent).buffer, before)  # its policy stays as it is within a rollout
+    assert torch.equal(flat(other.agent).buffer, before)  # the policy does not change within a rollout
     other.update()
     assert torch.equal(flat(one.agent).master_buffer, flat(other.agent).buffer)
     assert not torch.equal(flat(other.agent).buffer, after)
@@ -463,7 +463,7 @@ def test_batch_norm_statistics_are_global(stores: Stores) -> None:
 
 @pytest.mark.parametrize("synced", [True, False])
 def test_batch_statistics_are_the_mean_over_sessions(synced: bool, stores: Stores) -> None:
-    """By hand: of three updates that began from the same statistics, each stale one adds its change divided by their number so far."""
+    """Three updates start from the same statistics. The change of the n-th update is divided by n before it is added."""
     agents = [session(a3c(batch_norm=True), store) for store in stores(3, synced=synced)]
     nets = [agent.algorithm.trainer.shared for agent in agents]  # type: ignore[union-attr]
     base = flat(agents[0]).master_buffer.clone()
@@ -480,12 +480,12 @@ def test_batch_statistics_are_the_mean_over_sessions(synced: bool, stores: Store
 
 
 def test_stale_batch_statistics_stay_within_bounds(stores: Stores) -> None:
-    """A variance that all workers see as small does not become negative, however stale their updates are."""
+    """If all workers see a small variance, the shared variance does not become negative, however stale their updates are."""
     agents = [session(a3c(batch_norm=True), store) for store in stores(16)]
     nets = [agent.algorithm.trainer.shared for agent in agents]  # type: ignore[union-attr]
     for _ in range(20):
         for net in nets:
-            net.flat.buffer.lerp_(torch.full_like(net.flat.buffer, 1e-3), 0.1)  # as batch norm does, from the statistics of its last pull
+            net.flat.buffer.lerp_(torch.full_like(net.flat.buffer, 1e-3), 0.1)  # as batch norm does, from the last pulled statistics
         for net in nets:
             with net.update_context():
                 pass
@@ -536,7 +536,7 @@ def test_the_annealing_of_the_target_entropy_ends_with_the_frames_of_all(stores:
 
 
 def test_training_calls_of_all_workers_are_counted(stores: Stores) -> None:
-    """A scheduler of torch's steps once per training call of any worker; a restarted worker goes on from the count."""
+    """A torch scheduler steps once per training call of any worker. A restarted worker continues from the shared count."""
     spec = a3c(lr_scheduler_spec={"name": "ExponentialLR", "gamma": 0.9})
     one, other = stores(2)
     workers = [Worker(session(spec, store), seed) for seed, store in enumerate((one, other))]

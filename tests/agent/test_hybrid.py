@@ -1,4 +1,4 @@
-"""Hybrid actions: the product of the distributions of their parts."""
+"""Tests of hybrid actions, whose distribution is the product of the distributions of their components."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slm_lab.spec.report import SpecError
 from tests.agent.helpers import MLP, spec
 
 SPACE = ActionSpace("hybrid", (3, 2), 6, bits=2)
-"""Two choices, two bits, two numbers: 3 + 2 + 2 + 2 · 2 parameters."""
+"""Two discrete components, two bits and two numbers: 3 + 2 + 2 + 2 · 2 parameters."""
 
 
 def product() -> Product:
@@ -38,7 +38,7 @@ def params(rows: int, seed: int = 0) -> np.ndarray:
 
 
 def reference(p: Tensor) -> list[td.Distribution]:
-    """The distribution of each component, in the order of the components."""
+    """Return the distribution of each component, in the order of the components."""
     choices: list[td.Distribution] = [td.Categorical(logits=p[:, :3]), td.Categorical(logits=p[:, 3:5])]
     bits = [td.Bernoulli(logits=p[:, 5]), td.Bernoulli(logits=p[:, 6])]
     return [*choices, *bits, td.Normal(p[:, 7], p[:, 9].exp()), td.Normal(p[:, 8], p[:, 10].exp())]

@@ -1,4 +1,4 @@
-"""HydraMLPNet: heads on the observation, a common body, a tail for each output."""
+"""Tests of HydraMLPNet: heads that read the observation, a common body, and a tail for each output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def hydra(tails: list[list[int]], heads: list[list[int]] = HEADS, **keys: Any) -
 
 
 def linears(module: torch.nn.Module | None) -> list[tuple[int, int]]:
-    """(inputs, outputs) of the Linear layers inside, in order."""
+    """Return (inputs, outputs) of each Linear layer of a module, in order."""
     return [(m.in_features, m.out_features) for m in module.modules() if isinstance(m, torch.nn.Linear)]
 
 
@@ -58,7 +58,7 @@ def test_layers_of_each_role(
 
 
 def test_it_computes_what_it_says() -> None:
-    """Against the same by hand: the heads side by side, then body, tail and output."""
+    """Outputs equal those computed by hand: the heads in parallel, then body, tail and output layer."""
     net = ActorCriticNet(hydra([[3], [9]], shared=True), VECTOR, 2)
     layers = [m for m in net.modules() if isinstance(m, torch.nn.Linear)]
     by_size = {(m.in_features, m.out_features): m for m in layers}
@@ -90,7 +90,7 @@ def test_every_parameter_has_a_gradient(shared: bool, norm: dict[str, bool], tai
     (params.square().sum() + value.square().sum()).backward()
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None, name
-        # a bias before batch norm has none by design
+        # a bias before batch norm has no gradient by design
         if not norm.get("batch_norm") or not name.endswith("bias"):
             assert float(parameter.grad.abs().max()) > 0.0, name
     assert len(net.actor_parameters()) + len(net.critic_parameters()) == len(list(net.parameters()))
@@ -98,7 +98,7 @@ def test_every_parameter_has_a_gradient(shared: bool, norm: dict[str, bool], tai
 
 
 def test_tails_are_apart() -> None:
-    """The critic's gradient reaches the shared body and its own tail, not the actor's."""
+    """The critic's gradient reaches the shared body and the critic's tail, but not the actor's tail."""
     net = ActorCriticNet(hydra([[3], [9]], shared=True), VECTOR, 2)
     net.critic(torch.randn(6, 4)).sum().backward()
     assert all(p.grad is not None for p in [*net.actor_body.parameters(), *net.critic_parameters()])

@@ -1,4 +1,4 @@
-"""Initial weights against the rules of torch.nn.init: every layer with the gain of the hidden activation, biases 0."""
+"""Tests of initial weights against torch.nn.init: every layer uses the gain of the hidden activation, and biases are 0."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def net_of(spec: NetSpec) -> nn.Module:
 
 
 def assert_orthogonal(weight: Tensor, gain: float) -> None:
-    """Rows, or columns if there are fewer, have length `gain` and right angles between them."""
+    """Assert that the rows (or the columns, if there are fewer) are orthogonal and have length `gain`."""
     rows = weight.detach().flatten(1)
     rows = rows if rows.shape[0] <= rows.shape[1] else rows.T
     assert torch.allclose(rows @ rows.T, gain**2 * torch.eye(len(rows)), atol=1e-5)
@@ -68,7 +68,7 @@ def test_orthogonal(name: str, act: str) -> None:
 @pytest.mark.parametrize("name", ["MLPNet", "TorchArcNet"])
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 def test_critics(name: str, action: ActionSpace) -> None:
-    """Of stacked and of separate critics."""
+    """Weights of stacked and of separate critics are orthogonal."""
     critics = build_critics(spec_of(name, init_fn="orthogonal_"), VECTOR, action)
     weights = [parameter for parameter in critics.parameters() if parameter.dim() > 1]
     matrices = [matrix for weight in weights for matrix in (weight if weight.dim() == 3 else [weight]) if matrix.shape[1] > 1]
@@ -80,7 +80,7 @@ def test_critics(name: str, action: ActionSpace) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_xavier(name: str) -> None:
-    """Uniform within gain √(6 / (inputs + outputs)), times the area of the kernel."""
+    """Weights are uniform within gain √(6 / (inputs + outputs)), where inputs and outputs are multiplied by the area of the kernel."""
     torch.manual_seed(0)
     for layer in layers_of(net_of(spec_of(name, init_fn="xavier_uniform_", hid_layers_activation="tanh"))):
         outputs, inputs, *kernel = layer.weight.shape

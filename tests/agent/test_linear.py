@@ -1,4 +1,4 @@
-"""LinearFunction and StackedCritics compute the same outputs and gradients as modules of torch."""
+"""Tests of LinearFunction and StackedCritics: outputs and gradients equal those of torch's modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTINUOUS = ActionSpace("continuous", dim=3)
 
 
 def chain_of(kind: type[nn.Module], sizes: list[int]) -> nn.Sequential:
-    """Layers of these sizes. Layers that narrow and layers that widen take different branches of `ops.linear`."""
+    """Return a chain of layers of these sizes. Narrowing and widening layers use different branches of `ops.linear`."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for one, other in pairwise(sizes):
@@ -56,7 +56,7 @@ def test_outputs_and_gradients_are_those_of_the_modules(sizes: list[int]) -> Non
 @pytest.mark.parametrize("rows", [9, 3000])
 @pytest.mark.parametrize("kind", [kind for kind, one in ACTIVATIONS.items() if one.backward], ids=lambda kind: kind.__name__)
 def test_activations_in_place_are_the_modules(kind: type[nn.Module], rows: int) -> None:
-    """In numpy and, for large arrays, in torch."""
+    """In-place activations equal torch's modules, in numpy and, for large arrays, in torch."""
     torch.manual_seed(0)
     x, grad, own = torch.randn(rows, 7, requires_grad=True), torch.randn(rows, 7), ACTIVATIONS[kind]
     expected = kind()(x)
@@ -80,7 +80,7 @@ def test_tanh_over_its_whole_range() -> None:
 
 
 def test_only_what_is_needed_is_computed() -> None:
-    """Frozen parameters have no gradient; the others, below and above them, the same as before."""
+    """Frozen parameters have no gradient; the gradients of the other parameters, below and above them, are unchanged."""
     net = chain_of(nn.Tanh, [4, 8, 8, 2])
     x = torch.randn(6, 4)
     net[2].requires_grad_(False)
@@ -90,7 +90,7 @@ def test_only_what_is_needed_is_computed() -> None:
     net.requires_grad_(False)
     assert not run(net, x).requires_grad
     x.requires_grad_()
-    (grad_input,) = torch.autograd.grad(run(net, x).sum(), x)  # as the actor learns through frozen critics
+    (grad_input,) = torch.autograd.grad(run(net, x).sum(), x)  # as in the actor's step, with frozen critics
     assert_equal([grad_input], list(torch.autograd.grad(net(x).sum(), x)))
     assert all(p.grad is None for p in net.parameters())
 
@@ -108,10 +108,10 @@ def test_used_twice_in_a_graph_and_traversed_twice() -> None:
 
 
 def test_second_derivatives() -> None:
-    """A penalty on the gradient of the input, of which every parameter has a gradient."""
+    """The gradient of a penalty on the input gradient equals that of torch's modules for every parameter."""
     net = chain_of(nn.Tanh, [4, 8, 1])
     x = torch.randn(3, 4, requires_grad=True)
-    params, grads = list(net.parameters())[:-1], []  # the last bias is in no gradient
+    params, grads = list(net.parameters())[:-1], []  # the last bias does not affect the input gradient
     for compute in (run, nn.Module.__call__):
         (first,) = torch.autograd.grad(compute(net, x).sum(), x, create_graph=True)
         grads.append(list(torch.autograd.grad(first.square().sum(), params)))
@@ -127,7 +127,7 @@ def test_hooks_are_called_and_a_layer_that_is_replaced_computes() -> None:
 
 
 def test_a_stack_of_one_input_for_all_nets() -> None:
-    """The gradient of an input that is expanded over the nets is the sum over the nets."""
+    """If one input is expanded over all nets, its gradient is the sum over the nets."""
     weight, bias = torch.randn(2, 6, 4, requires_grad=True), torch.randn(2, 1, 6, requires_grad=True)
     x_BI = torch.randn(5, 4, requires_grad=True)
     out: Tensor = LinearFunction.apply(x_BI.expand(2, -1, -1), weight, bias, FLOAT32)

@@ -1,4 +1,4 @@
-"""Losses against hand-worked numbers, and their gradients against autograd."""
+"""Tests of losses against numbers computed by hand, and of their gradients against autograd."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ def test_gradient_of_a_regression_loss_is_that_of_autograd(name: str, arguments:
     loss = ValueLoss(LossSpec(name=name, **arguments))
     rng = torch.Generator().manual_seed(0)
     target, weight = torch.randn(2, 9, generator=rng), torch.rand(9, generator=rng)
-    prediction = (target + torch.linspace(-2.0, 2.0, 9)).requires_grad_()  # an error of 0 too
+    prediction = (target + torch.linspace(-2.0, 2.0, 9)).requires_grad_()  # includes an error of 0
     each = torch.stack([loss(one, other) for one, other in zip(prediction.flatten(), target.flatten(), strict=True)]).view(2, 9)
     expected = (each * (weight if weighted else 1.0)).sum() / 9
     (grad,) = torch.autograd.grad(expected, prediction)
@@ -59,7 +59,7 @@ def test_policy_gradient() -> None:
     [(1.5, 1.0, 1.2), (1.5, -1.0, -1.5), (0.5, 1.0, 0.5), (0.5, -1.0, -0.8), (1.1, 2.0, 2.2)],
 )
 def test_clipped_surrogate(ratio: float, advantage: float, objective: float) -> None:
-    """The four corners of figure 1 of arXiv:1707.06347 and a point inside."""
+    """The four corners of figure 1 of arXiv:1707.06347 and a point inside the clipping range."""
     old = torch.tensor([-0.7])
     loss = clipped_surrogate_loss(old + math.log(ratio), old, torch.tensor([advantage]), 0.2)
     assert float(loss) == pytest.approx(-objective, rel=1e-5)
@@ -70,7 +70,7 @@ def test_clipped_surrogate(ratio: float, advantage: float, objective: float) -> 
     [(5.0, -1.0, -3.0, 0.0), (2.0, -1.0, -2.0, -2.0), (0.5, -1.0, -0.8, 0.0), (5.0, 1.0, 1.2, 0.0), (1.1, 2.0, 2.2, 2.2)],
 )
 def test_dual_clip(ratio: float, advantage: float, objective: float, slope: float) -> None:
-    """c = 3: a bad action that has become more than three times as likely loses no more than three times its advantage."""
+    """c = 3: if a bad action has become more than three times as likely, its loss is at most three times its advantage."""
     logp = torch.tensor([math.log(ratio)], requires_grad=True)
     loss = clipped_surrogate_loss(logp, torch.zeros(1), torch.tensor([advantage]), 0.2, dual_clip=3.0)
     loss.backward()
@@ -79,7 +79,7 @@ def test_dual_clip(ratio: float, advantage: float, objective: float, slope: floa
 
 
 def test_bounds_loss() -> None:
-    """Means of two actions with two components: 0.4 and 0.2 beyond ±1.1."""
+    """Means of two actions with two components, two of which exceed ±1.1 by 0.4 and 0.2."""
     assert float(bounds_loss(torch.tensor([[1.5, 0.0], [-1.3, 1.05]]))) == pytest.approx((0.16 + 0.04) / 2)
 
 

@@ -1,4 +1,4 @@
-"""Action masks: invalid actions have probability 0 and no gradient, and every algorithm and action rule obeys."""
+"""Tests of action masks: invalid actions have probability 0 and no gradient, and no algorithm or action rule chooses one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def valid_of(obs: torch.Tensor) -> torch.Tensor:
 
 
 def test_log_probabilities_entropies_and_gradients_are_those_of_the_renormalised_distribution() -> None:
-    """For each row alone: a Categorical over its valid logits, by torch.distributions, is the reference."""
+    """The reference for each row is a Categorical of torch.distributions over the valid logits of the row."""
     obs, generator = observations(), torch.Generator().manual_seed(1)
     valid, logits = valid_of(obs), torch.randn(ROWS, ACTIONS, generator=generator)
     action, advantage = torch.ones(ROWS, dtype=torch.int64), torch.randn(ROWS, generator=generator)
@@ -56,7 +56,7 @@ def test_log_probabilities_entropies_and_gradients_are_those_of_the_renormalised
     loss = torch.zeros(())
     for row in range(ROWS):
         chosen = torch.distributions.Categorical(logits=leaf[row][valid[row]])
-        place = int(valid[row][:1].sum())  # of action 1 among the valid actions
+        place = int(valid[row][:1].sum())  # index of action 1 among the valid actions
         loss = loss - (advantage[row] * chosen.log_prob(torch.tensor(place)) + 0.1 * chosen.entropy()) / ROWS
     loss.backward()
 
@@ -97,7 +97,7 @@ def test_the_passes_of_a_net_agree_and_invalid_outputs_have_no_gradient(critic: 
     net.enable_graph_free_pass(flat)
     obs, weight = observations(), net.actor_head.linear.weight
     valid = valid_of(obs)
-    only = valid.any(dim=0)  # action 0 may be invalid everywhere below
+    only = valid.any(dim=0)  # action 0 may be invalid in all rows used below
     obs[:, INPUTS] = 0.0
     valid, only = valid_of(obs), valid_of(obs).any(dim=0)
     graph, direct = net(obs)[0], net.forward_pass(obs)
@@ -115,7 +115,7 @@ def test_the_passes_of_a_net_agree_and_invalid_outputs_have_no_gradient(critic: 
 
 
 def test_masks_do_not_reach_the_layers() -> None:
-    """The same numbers with another mask give the same features, for a feed-forward and a recurrent net."""
+    """Layers do not read the mask: equal numbers with different masks give equal features, in feed-forward and recurrent nets."""
     one, other = observations(), observations()
     other[:, INPUTS:] = 1.0
     for model, keys in ((MLPNetSpec, MLP), (RecurrentNetSpec, {"name": "RecurrentNet", "rnn_hidden_size": 4})):
@@ -146,7 +146,7 @@ def test_action_values_of_a_dueling_net_are_centred_over_the_valid_actions() -> 
 
 
 def masked_policy(rule: Any, nvec: tuple[int, ...] = (ACTIONS,)) -> tuple[Policy, np.ndarray, np.ndarray]:
-    """Return a policy over action values, many equal observations, and their mask."""
+    """Return a policy that acts by action values, many equal observations, and their mask."""
     action = ActionSpace("discrete", nvec) if len(nvec) == 1 else ActionSpace("multi_discrete", nvec, len(nvec))
     size = sum(nvec)
     space = ObservationSpace((INPUTS + size,), mask=(INPUTS, INPUTS + size))
@@ -248,14 +248,14 @@ def session_of(folder: Path, algorithm: dict[str, Any], net: dict[str, Any], env
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RUNS])
 def test_no_algorithm_takes_an_invalid_action(name: str, tmp_path: Path) -> None:
-    """The envs raise an error for one."""
+    """Runs end without the error that the envs raise for an invalid action."""
     algorithm, net, env = RUNS[name]
     result = session_of(tmp_path, algorithm, NETS[net], env).run()
     assert result.frame == env.get("max_frame", 400)
 
 
 def test_the_target_entropy_of_soft_actor_critic_is_a_fraction_of_what_valid_actions_allow(tmp_path: Path) -> None:
-    """With two of 40 valid actions the entropy is at most ln 2, which 0.6 ln 40 exceeds: α would grow without end."""
+    """With two of 40 valid actions the entropy is at most ln 2. A target of 0.6 ln 40 exceeds it, so α would grow without bound."""
     for keys, scale in (({}, np.log(2) / np.log(40)), ({"target_entropy": 0.3}, 1.0)):
         session = session_of(tmp_path, {"name": "SoftActorCritic", "training_start_step": 40, **keys}, MLP, FORBIDDING | {"max_frame": 64})
         session.run()
@@ -266,7 +266,7 @@ def test_the_target_entropy_of_soft_actor_critic_is_a_fraction_of_what_valid_act
 
 @pytest.mark.slow
 def test_a_masked_policy_learns(tmp_path: Path) -> None:
-    """100,000 steps without an invalid action; two of 40 actions are valid, so that random actions are right half of the time."""
+    """PPO learns in 100,000 steps without an invalid action. Two of 40 actions are valid, so random actions are right half of the time."""
     net = MLP | {"hid_layers": [64], "optim_spec": {"name": "Adam", "lr": 0.003}}
     env = FORBIDDING | {"max_frame": 100_000, "num_envs": 8}
     session = session_of(tmp_path, {"name": "PPO"}, net, env, log_frequency=10_000)
@@ -274,7 +274,7 @@ def test_a_masked_policy_learns(tmp_path: Path) -> None:
 
 
 def test_the_critic_alone_reads_privileged_entries(tmp_path: Path) -> None:
-    """The entry changes values, but neither actions nor their gradients."""
+    """A privileged entry changes values, but neither the outputs of the actor nor their gradients."""
     env = {"name": "tests.env.masked:Privileged-v0", "critic_keys": ["secret"], "max_frame": 64}
     for algorithm in ({"name": "PPO", "time_horizon": 16}, {"name": "SoftActorCritic", "training_start_step": 20}):
         session = session_of(tmp_path, algorithm, MLP, env)

@@ -1,4 +1,4 @@
-"""What computes matrix products: the choice by processor, oneDNN where it is forced, and products in bfloat16."""
+"""Tests of matrix products: the choice of the library by processor, products by oneDNN, and products in bfloat16."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAC = {"name": "SoftActorCritic", "training_frequency": 3, "training_start_step"
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Sizes of the products that oneDNN computes."""
+    """Return a list to which the sizes of the products computed by oneDNN are appended."""
     sizes: list[tuple[int, ...]] = []
     real = linear._onednn_linear
 
@@ -52,7 +52,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def assert_near(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    """Equal to rounding in sums of some hundred terms."""
+    """Assert equality up to the rounding errors of sums of several hundred terms."""
     for one, other in zip(ours, theirs, strict=True):
         assert (one - other).abs().max() <= 1e-5 * max(1.0, float(other.abs().max()))
 
@@ -87,7 +87,7 @@ def test_the_choice_by_processor(
 
 
 def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in torch's builds for ARM (no MKL) and in those without oneDNN."""
+    """A library may be missing: torch's builds for ARM have no MKL, and other builds have no oneDNN."""
     monkeypatch.setattr(torch_settings, "prefers_onednn", lambda *_: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
@@ -118,18 +118,18 @@ def with_matmul(toy: Spec, asked: str) -> Spec:
 
 @pytest.mark.parametrize("size", [SIDE, SIDE - 1])
 def test_large_products_are_those_of_the_modules(size: int, products: list[tuple[int, ...]]) -> None:
-    """Forward and both gradients, by oneDNN if rows × inputs × outputs suffices."""
+    """Outputs and both gradients equal those of the modules. oneDNN computes them if rows × inputs × outputs is large enough."""
     net = chain_of(nn.Tanh, [size, 160, size, 24])
     mlp = partial(MatmulMode(onednn=200 * SIDE * 160).call_with_mode, net)
     x, grad = torch.randn(200, size, requires_grad=True), torch.randn(200, 24)
     assert_near(all_grads(mlp, x, list(net.parameters()), grad), all_grads(net, x, list(net.parameters()), grad))
-    two_layers = 2 * [(200, size, 160), (200, 160, size), (size, 200, 160)]  # outputs and gradients of inputs; of weights
+    two_layers = 2 * [(200, size, 160), (200, 160, size), (size, 200, 160)]  # outputs and input gradients; weight gradients
     assert sorted(products) == sorted(two_layers if size == SIDE else [])
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(9, 300), (300, 9), (40, 40)], ids=str)
 def test_products_with_a_small_dimension(inputs: int, outputs: int, products: list[tuple[int, ...]]) -> None:
-    """Outputs and both gradients of long and of wide layers, by oneDNN if there are enough rows."""
+    """oneDNN computes outputs and both gradients of layers with few inputs or few outputs if there are enough rows."""
     layer, few = nn.Linear(inputs, outputs), ONEDNN_MIN_SIZE // (inputs * outputs)
     for rows in (few, few + 1):
         x, grad = torch.randn(rows, inputs, requires_grad=True), torch.randn(rows, outputs)
@@ -139,7 +139,7 @@ def test_products_with_a_small_dimension(inputs: int, outputs: int, products: li
 
 
 def test_products_of_few_rows_are_left_to_torch(products: list[tuple[int, ...]]) -> None:
-    """Also if the layer is so large that rows × inputs × outputs suffices."""
+    """torch computes products of few rows, even if rows × inputs × outputs is large enough for oneDNN."""
     layer = nn.Linear(1024, 1024)
     for rows, expected in ((3, 0), (4, 1)):
         ONEDNN.call_with_mode(layer, torch.randn(rows, 1024))
@@ -148,7 +148,7 @@ def test_products_of_few_rows_are_left_to_torch(products: list[tuple[int, ...]])
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d(160), nn.LayerNorm(160), nn.ELU(inplace=True)], ids=lambda kind: type(kind).__name__)
 def test_linear_layers_between_other_modules(kind: nn.Module, products: list[tuple[int, ...]]) -> None:
-    """Nets that torch computes module by module, if MKL is chosen."""
+    """oneDNN computes the linear layers of nets that torch would run module by module if MKL were chosen."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(160, 160), kind, nn.ReLU(), nn.Linear(160, 160), nn.Tanh())
     body = Body(net, 160)
@@ -156,7 +156,7 @@ def test_linear_layers_between_other_modules(kind: nn.Module, products: list[tup
     x, grad = torch.randn(200, 10, 16, requires_grad=True), torch.randn(200, 160)
     params = list(net.parameters())
     if isinstance(kind, nn.BatchNorm1d):
-        del params[1]  # the first bias, which batch normalisation subtracts again: its gradient is nothing but rounding
+        del params[1]  # batch norm removes the first bias, so its gradient consists of rounding errors
     assert_near(all_grads(body, x, params, grad), all_grads(net, x, params, grad))
     assert len(products) == 6
     body(x[:81])  # 81 × 160 × 160 < 2^21
@@ -165,7 +165,7 @@ def test_linear_layers_between_other_modules(kind: nn.Module, products: list[tup
 
 @pytest.mark.parametrize("activation", ["relu", "elu"])
 def test_critics(activation: str, products: list[tuple[int, ...]]) -> None:
-    """Both critics of a stack, and through the first layer the gradient of the actions."""
+    """oneDNN computes both critics of a stack and, through the first layer, the gradient of the actions."""
     net = MLPNetSpec(name="MLPNet", hid_layers=[SIDE, SIDE], hid_layers_activation=activation)
     torch.manual_seed(0)
     critics = build_critics(net, ObservationSpace((SIDE,)), CONTINUOUS)
@@ -193,7 +193,7 @@ def test_critics(activation: str, products: list[tuple[int, ...]]) -> None:
 def test_agents_learn_the_same(
     algorithm: dict[str, Any], net: dict[str, Any], memory: str, action: ActionSpace, products: list[tuple[int, ...]]
 ) -> None:
-    """Every net of an agent, target nets too, uses what meta.matmul names."""
+    """Every net of an agent, including target nets, uses the library that meta.matmul names, with the same results."""
     env_info = info(3, action, (SIDE,))
     keys = {**MLP, "hid_layers": [SIDE, SIDE], "optim_spec": {"name": "SGD", "lr": 0.01}, **net}
     toy = changed(spec(algorithm, keys, memory), memory={"batch_size": SIDE, "max_size": 1000} if memory == "Replay" else {})
@@ -210,7 +210,7 @@ def test_agents_learn_the_same(
 
 
 def nets(agent: Agent) -> list[Any]:
-    """Bodies and critics of an agent, of which each computes products in its own way."""
+    """Return the bodies and critics of an agent, which each have their own mode for matrix products."""
     parts = [part.flat.module for part in agent.algorithm.parts().values() if hasattr(part, "flat")]
     found = [module for net in parts for module in net.modules() if isinstance(module, Body | StackedCritics)]
     assert found
@@ -243,7 +243,7 @@ def test_products_are_rounded_and_all_else_is_float32() -> None:
 
 
 def test_second_derivatives() -> None:
-    """A penalty on the gradient of the input is near that in float32."""
+    """The gradient of a penalty on the input gradient is close to that in float32."""
     net, grads = chain_of(nn.Tanh, [4, 16, 2]), []
     x = torch.randn(20, 4, requires_grad=True)
     for mode in (BFLOAT16, FLOAT32):
@@ -254,7 +254,7 @@ def test_second_derivatives() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"layer_norm": True}, {"batch_norm": True}, {"hid_layers_activation": "elu"}], ids=str)
 def test_fully_connected_bodies(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layers are those of `rounded`, the others float32; also if torch runs them one by one."""
+    """Linear layers compute the same as `rounded`, other layers use float32, also if torch runs the layers one by one."""
     keys = {"name": "MLPNet", "hid_layers": [16, 8], "hid_layers_activation": "relu", "dtype": "bfloat16"}
     body = build_body(MLPNetSpec.model_validate({**keys, **changes}), ObservationSpace((3, 2)), "actor")
     x = torch.randn(12, 3, 2)
@@ -288,7 +288,7 @@ def test_convolutions() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"layer_norm": True}, {"hid_layers_activation": "elu"}], ids=str)
 def test_the_output_layer_of_critics_is_float32(changes: dict[str, Any]) -> None:
-    """An action value is not rounded to 8 bits."""
+    """Action values are not rounded to the 8 bits of bfloat16."""
     keys = {"name": "MLPNet", "hid_layers": [16], "dtype": "bfloat16", **changes}
     critics = build_critics(MLPNetSpec.model_validate(keys), ObservationSpace((3,)), CONTINUOUS)
     assert isinstance(critics, SeparateCritics if "layer_norm" in changes else StackedCritics)
@@ -312,7 +312,7 @@ def bfloat16_agent(algorithm: dict[str, Any], memory: str, action: ActionSpace, 
     ids=lambda value: value["name"] if isinstance(value, dict) else None,
 )
 def test_agents_learn_and_act_in_bfloat16(algorithm: dict[str, Any], memory: str, action: ActionSpace) -> None:
-    """No path in numpy computes in float32 instead; what is learned is float32."""
+    """Acting uses bfloat16 too: no numpy path computes in float32 instead. The learned parameters are float32."""
     agent = bfloat16_agent(algorithm, memory, action)
     before = agent.weights()
     assert drive(agent, ToyEnv(info(3, action), 1), 60)

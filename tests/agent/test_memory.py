@@ -1,4 +1,4 @@
-"""Memories: rollouts hold exactly what happened."""
+"""Tests of on-policy memories: rollouts contain exactly the recorded transitions."""
 
 from dataclasses import fields
 
@@ -14,7 +14,7 @@ from tests.agent.helpers import CONTINUOUS, DISCRETE, ToyEnv, agent_of, drive, i
 
 
 def gather(memory: OnPolicyBatchReplay | OnPolicyReplay, env: ToyEnv, state_size: int = 0) -> list[tuple[np.ndarray, ActOut, VecStep]]:
-    """Step until the memory is ready; returns all that happened."""
+    """Step the env until the memory is ready; return (observations, action output, env step) of all steps."""
     rng = np.random.default_rng(5)
     obs, first, happened = env.reset(), np.ones(env.info.num_envs, bool), []
     state = np.zeros((env.info.num_envs, state_size), np.float32) if state_size else None
@@ -75,9 +75,9 @@ def test_hidden_state_at_the_start_and_at_truncations() -> None:
 def test_episode_replay_holds_each_episode_once(next_step: bool) -> None:
     env_info = info(3)
     memory, env = OnPolicyReplay(env_info, 5, 0), ToyEnv(env_info, 7, next_step)
-    memory.slabs = memory._allocate(4)  # so that it must grow
+    memory.slabs = memory._allocate(4)  # so that the storage must grow
     rng = np.random.default_rng(0)
-    streams: list[list[tuple[float, ...]]] = [[] for _ in range(3)]  # the episode under way of each env
+    streams: list[list[tuple[float, ...]]] = [[] for _ in range(3)]  # the unfinished episode of each env
     expected: list[list[tuple[float, ...]]] = []
     seen: list[list[tuple[float, ...]]] = []
     obs, first = env.reset(), np.ones(3, bool)
@@ -116,7 +116,7 @@ def test_episode_replay_holds_each_episode_once(next_step: bool) -> None:
 
 
 def at_or_above(total_E: list[float], q: float) -> list[int]:
-    """Return the episodes that SLM Lab's rule keeps: those at or above the q-quantile, linear between two returns; 1 keeps all."""
+    """Return the episodes that SLM Lab keeps: those at or above the q-quantile, interpolated between two returns. q = 1 keeps all."""
     if q == 1.0:
         return list(range(len(total_E)))
     order, place = sorted(total_E), q * (len(total_E) - 1)
@@ -129,12 +129,12 @@ def at_or_above(total_E: list[float], q: float) -> list[int]:
 @pytest.mark.parametrize("q", [0.0, 0.2, 0.5, 0.85, 0.999, 1.0])
 @pytest.mark.parametrize("next_step", [False, True])
 def test_cross_entropy_keeps_the_best_episodes(q: float, next_step: bool) -> None:
-    """Beside a memory that keeps all: those at or above the quantile, in the order in which they ended, each as it was."""
+    """Episodes at or above the quantile are kept unchanged, in the order of their ends. A memory that keeps all is the reference."""
     env_info = info(3)
     best = build_rollout_storage(OnPolicyCrossEntropySpec(name="OnPolicyCrossEntropy", cross_entropy=q), env_info, 6, 0)
     every = build_rollout_storage(OnPolicyReplaySpec(name="OnPolicyReplay"), env_info, 6, 0)
     env = ToyEnv(env_info, 11, next_step)
-    for _ in range(3):  # a rollout's rest is gone for good
+    for _ in range(3):  # dropped episodes do not appear in later rollouts
         for obs, out, step in gather(best, env):
             every.add(obs, np.zeros(3, bool), None, out, step)
         kept, whole = best.rollout(), every.rollout()
@@ -156,7 +156,7 @@ def test_cross_entropy_keeps_the_best_episodes(q: float, next_step: bool) -> Non
 @pytest.mark.parametrize(
     ("rewards", "q", "kept"),
     [
-        ([1.0, 2.0, 1.0, 1.0], 0.5, [0, 1, 2, 3]),  # the median is 1: all that are equal to it stay
+        ([1.0, 2.0, 1.0, 1.0], 0.5, [0, 1, 2, 3]),  # the median is 1: all episodes equal to it are kept
         ([1.0, 2.0, 1.0, 1.0], 0.9, [1]),
         ([4.0, 1.0, 3.0, 2.0, 5.0], 0.5, [0, 2, 4]),
         ([4.0, 1.0, 3.0, 2.0, 5.0], 0.75, [0, 4]),
@@ -170,13 +170,13 @@ def test_cross_entropy_by_hand(rewards: list[float], q: float, kept: list[int]) 
         obs = np.full((1, 4), t, np.float32)
         step = VecStep(np.array([reward], np.float32), ~no, no, obs, obs, ~no, ~no, [])
         memory.add(obs, ~no, None, ActOut(np.zeros(1, np.int64), np.zeros(1, np.float32)), step)
-    for _ in range(2):  # asked twice it says the same
+    for _ in range(2):  # a second call returns the same rollout
         assert memory.rollout().obs_TN[0, :, 0].tolist() == kept
 
 
 @pytest.mark.parametrize("name", ["Reinforce", "ActorCritic"])
 def test_agents_learn_from_the_best_episodes(name: str) -> None:
-    """With a quantile of 1 as from all episodes, with 0.7 differently."""
+    """With a quantile of 1 an agent learns the same as from all episodes, with 0.7 it does not."""
     weights = {}
     for memory in ({"name": "OnPolicyReplay"}, {"name": "OnPolicyCrossEntropy"}, {"name": "OnPolicyCrossEntropy", "cross_entropy": 0.7}):
         toy = spec({"name": name, "training_frequency": 6}, memory="OnPolicyReplay").model_dump()

@@ -1,4 +1,4 @@
-"""Q-learning of several discrete actions at a time: each has values of its own, and targets with the value of its own next action."""
+"""Tests of Q-learning with several discrete actions per step: each has its own values and targets with its own next action value."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_step_by_hand(name: str, net: dict[str, Any], memory: str) -> None:
 
 
 def test_dueling_advantages_are_centred_for_each() -> None:
-    """Eq. 1 of arXiv:1711.08946."""
+    """The advantages of each action are centred separately, as in eq. 1 of arXiv:1711.08946."""
     algorithm: Any = agent_of(multi_spec("DQN", DUELING), info(3, MULTI)).algorithm
     net, obs = algorithm.net, torch.randn(5, 4)
     with torch.no_grad():
@@ -101,7 +101,7 @@ def test_greedy_in_each_component() -> None:
 
 
 def test_it_finds_the_best_of_each() -> None:
-    """A bandit whose reward is the sum of what both actions bring."""
+    """The agent solves a bandit whose reward is the sum of the rewards of both actions."""
     agent = agent_of(multi_spec("DoubleDQN", HYDRA, training_start_step=20), info(1, MULTI))
     obs, algorithm = np.zeros((1, 4), np.float32), agent.algorithm
     env, rng = ToyEnv(info(1, MULTI)), np.random.default_rng(0)

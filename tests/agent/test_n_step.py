@@ -1,4 +1,4 @@
-"""n-step returns of the DQN family: rewards, discounts and last observations against the history of each env."""
+"""Tests of n-step returns of the DQN family: rewards, discounts and last observations against the history of each env."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
 
 
 def feed(memory: Any, env: Any, steps: int) -> list[list[tuple[bytes, float, bytes, bool, bool]]]:
-    """Return (obs, reward, next_obs, terminated, done) of each transition of each env."""
+    """Step the env and feed the memory; return (obs, reward, next_obs, terminated, done) of each transition of each env."""
     n, rng = env.info.num_envs, np.random.default_rng(7)
     history: list[list[Any]] = [[] for _ in range(n)]
     obs_N, first_N = env.reset(), np.ones(n, bool)
@@ -48,7 +48,7 @@ def feed(memory: Any, env: Any, steps: int) -> list[list[tuple[bytes, float, byt
 
 
 def test_both_ends_by_hand() -> None:
-    """γ = ½, n = 3, an episode of 4 steps with rewards 1, 2, 4, 8: after a termination 8 alone, after a truncation 8 + ½ V."""
+    """γ = ½, n = 3, an episode with rewards 1, 2, 4, 8: the last target is 8 after a termination and 8 + ½ V after a truncation."""
     for ends, last in ((1.0, 8.0), (0.0, 8.0 + 0.5 * 10.0)):
         reward_KB = torch.tensor([[1.0, 2.0, 4.0, 8.0], [2.0, 4.0, 8.0, 0.0], [4.0, 8.0, 0.0, 0.0]])
         steps_B, terminated_B = torch.tensor([3.0, 3.0, 2.0, 1.0]), torch.tensor([0.0, ends, ends, ends])
@@ -65,7 +65,10 @@ def test_both_ends_by_hand() -> None:
 @pytest.mark.parametrize("next_step", [False, True])
 @pytest.mark.parametrize("images", [False, True])
 def test_each_transition_has_the_rewards_that_followed(kind: str, next_step: bool, images: bool) -> None:
-    """Three envs, both ends, dummy rows, a ring that was overwritten, frames stored once."""
+    """Each transition is drawn with the rewards that followed it.
+
+    The data have three envs, both kinds of episode ends, dummy rows, an overwritten ring, and frames that are stored once.
+    """
     env: Any = StackEnv(frames(3), 2, next_step) if images else ToyEnv(info(3), 1, next_step)
     n, (plain, _, spec) = 3, KINDS[kind]
     memory = plain(spec, env.info, Clock(), np.random.default_rng(0), num_steps=n)
@@ -126,7 +129,7 @@ def test_contents_hold_the_links() -> None:
     assert float(ours.steps_B.max()) == 4.0
     other = StepLinks(60, 2)
     other.load_state_dict(memories[0].contents()["links"])
-    assert other.last_row_N.tolist() == [-1, -1]  # of another number of envs
+    assert other.last_row_N.tolist() == [-1, -1]  # the saved links have another number of envs
     assert other.next_row.tolist() == memories[0].links.next_row.tolist()  # type: ignore[union-attr]
 
 
@@ -138,7 +141,7 @@ def chain_step(obs: np.ndarray, reward: float, after: np.ndarray, terminated: bo
 
 @pytest.mark.parametrize("name", ["VanillaDQN", "DQN", "DoubleDQN"])
 def test_values_of_a_chain(name: str) -> None:
-    """a → b → c → end with rewards 1, 2, 3 and γ = ½: the values are the returns, and targets of 3 steps need no bootstrap at all."""
+    """a → b → c → end with rewards 1, 2, 3 and γ = ½: values equal the returns, because targets of 3 steps need no bootstrapping."""
     net = {"name": "MLPNet", "hid_layers": [], "optim_spec": {"name": "Adam", "lr": 0.05}, "update_frequency": 10_000}
     agent = agent_of(q_spec(name, net=net, gamma=0.5, num_step_returns=3), info(1, DISCRETE, (3,)))
     a, b, c = np.eye(3, dtype=np.float32)

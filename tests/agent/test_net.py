@@ -1,4 +1,4 @@
-"""Nets: shapes, initialisation, recurrence, and the numpy implementation."""
+"""Tests of nets: shapes, initialisation, recurrence, and the implementation in numpy."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_fast_path_is_the_net(activation: str, layer_norm: bool) -> None:
     x = obs(VECTOR, 9)
     for _ in range(2):
         assert np.allclose(fast(x.numpy()), net.actor(x).detach().numpy(), atol=1e-5)
-        flat.param.add_(0.3)  # numpy sees the change, being the same memory
+        flat.param.add_(0.3)  # numpy sees the change, because the memory is shared
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_shared_and_separate_bodies() -> None:
 @pytest.mark.parametrize("cell", ["RNN", "LSTM", "GRU"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_unroll_is_step_by_step(cell: str, shared: bool) -> None:
-    """A whole sequence with episode starts inside equals acting through it with the state carried and reset by hand."""
+    """Unrolling a sequence with episode starts equals single steps in which the state is carried and reset by hand."""
     spec = RecurrentNetSpec(name="RecurrentNet", cell_type=cell, fc_hid_layers=[6], rnn_hidden_size=5, rnn_num_layers=2, shared=shared)
     net = ActorCriticNet(spec, VECTOR, 3)
     T, N = 11, 4
@@ -107,7 +107,7 @@ def test_conv() -> None:
     net = ActorCriticNet(spec, IMAGE, 4)
     x = obs(IMAGE, 2)
     assert net(x)[0].shape == (2, 4)
-    assert torch.allclose(net(x)[0], net(x.float() / 255.0)[0], atol=1e-5)  # uint8 is scaled, floats are taken as they are
+    assert torch.allclose(net(x)[0], net(x.float() / 255.0)[0], atol=1e-5)  # uint8 is scaled, floats are not
     with pytest.raises(SpecError, match="channels, height, width"):
         build_body(spec, VECTOR, "actor")
     too_deep = ConvNetSpec(name="ConvNet", conv_hid_layers=[[8, 15, 1], [8, 9, 1]])
@@ -116,7 +116,10 @@ def test_conv() -> None:
 
 
 def test_norm_of_convolutions() -> None:
-    """Defaults: images as they are; batch norm after the activation of each convolution but the first, none in fully connected layers."""
+    """By default, images are not normalised and batch norm follows the activation of each convolution but the first.
+
+    Fully connected layers have no batch norm, and DuelingConvNet has batch norm only if the spec sets it.
+    """
     layers, x = [[4, 4, 2], [5, 3, 1], [6, 3, 1]], obs(IMAGE, 3)
     for kind, asked, normed in ((ConvNetSpec, None, (1, 2)), (DuelingConvNetSpec, None, ()), (DuelingConvNetSpec, True, (1, 2))):
         keys = {"name": kind.__name__.removesuffix("Spec"), "conv_hid_layers": layers, "fc_hid_layers": [7], "batch_norm": asked}
@@ -136,7 +139,7 @@ def test_norm_of_convolutions() -> None:
 
 
 def test_norm_before_activations() -> None:
-    """batch_norm "before": in every hidden layer, as a chain of torch's modules with the same weights."""
+    """With batch_norm "before", every hidden layer equals a chain of torch's modules with batch norm before the activation."""
     spec = ConvNetSpec(name="ConvNet", conv_hid_layers=[[4, 4, 2], [5, 3, 1]], fc_hid_layers=[7], batch_norm="before")
     torch.manual_seed(0)
     body = build_body(spec, IMAGE, "actor").train()
@@ -160,7 +163,7 @@ ARC = {
 def test_arc_graph() -> None:
     spec = TorchArcNetSpec(name="TorchArcNet", arc=ARC)
     net = ActorCriticNet(spec, VECTOR, 2)
-    assert build_numpy_actor(net.actor_body, net.actor_head) is None  # it branches
+    assert build_numpy_actor(net.actor_body, net.actor_head) is None  # the graph has branches
     x = obs(VECTOR, 6)
     assert net(x)[0].shape == (6, 2)
     graph = net.actor_body.layers[0]
@@ -168,7 +171,7 @@ def test_arc_graph() -> None:
     hidden = graph.nodes["body"](x)
     expected = graph.nodes["mix"](graph.nodes["left"](hidden), graph.nodes["right"](hidden))
     assert torch.equal(graph(x), expected)
-    FlatParams(net)  # lazy layers have their parameters
+    FlatParams(net)  # lazy layers are initialised
 
 
 def test_simple_arc_acts_in_numpy() -> None:

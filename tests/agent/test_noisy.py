@@ -1,4 +1,4 @@
-"""Noisy nets: the layer by hand, where noise is drawn, and runs that repeat and continue byte for byte."""
+"""Tests of noisy nets: the layer against its definition, where noise is drawn, and runs that repeat and continue byte for byte."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_layer_by_hand() -> None:
     weight = layer.weight + layer.weight_sigma * torch.outer(f[3:], f[:3])
     bias = layer.bias + layer.bias_sigma * f[3:]
     assert torch.allclose(layer(x_BI), x_BI @ weight.T + bias, atol=1e-6)
-    many_BI = x_BI.repeat(ONE_PRODUCT_ROWS, 1)  # one product with the sum of the weights
+    many_BI = x_BI.repeat(ONE_PRODUCT_ROWS, 1)  # with many rows, one product with the sum of the weights
     assert torch.allclose(layer(many_BI), many_BI @ weight.T + bias, atol=1e-6)
     source.remove()
     assert torch.equal(layer(x_BI), without)
@@ -74,7 +74,7 @@ def test_layer_by_hand() -> None:
 def test_passes_without_a_graph_are_those_of_autograd(
     name: str, distribution: tuple[str, dict[str, Any]] | None, rows: int, noisy: bool
 ) -> None:
-    """Also of some rows, with noise that changes after a backward pass, and without noise."""
+    """Passes without a graph equal those of autograd, also for some rows, with new noise after a backward pass, and without noise."""
     torch.manual_seed(0)
     spec = TypeAdapter(Net).validate_python({"name": name, "hid_layers": [24, 20], "layer_norm": True, "noisy": noisy})
     net = build_q_net(spec, ObservationSpace((5,)), (3,), distribution)
@@ -104,7 +104,7 @@ def test_passes_without_a_graph_are_those_of_autograd(
 
 @pytest.mark.parametrize("name", ["MLPNet", "DuelingMLPNet"])
 def test_passes_in_bfloat16_are_near_those_in_float32(name: str) -> None:
-    """Hidden layers compute in bfloat16, which has 8 bits of mantissa, with a graph and without one; values and gradients are float32."""
+    """Hidden layers compute in bfloat16, which has 8 bits of mantissa, with or without a graph. Values and gradients are float32."""
     values, grads = [], []
     for dtype, graph in (("float32", True), ("bfloat16", True), ("bfloat16", False)):
         torch.manual_seed(0)

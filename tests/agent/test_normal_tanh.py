@@ -1,4 +1,4 @@
-"""NormalTanh: what is learned from lies before tanh, what the env takes after it."""
+"""Tests of NormalTanh: algorithms learn from actions before tanh, the env receives actions after tanh."""
 
 from __future__ import annotations
 

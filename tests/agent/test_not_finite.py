@@ -1,4 +1,4 @@
-"""Observations, rewards and gradients that are not finite never change weights or statistics."""
+"""Tests with observations, rewards and gradients that are not finite, which must never change weights or statistics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[Case, dict[str, Any], dict[str, Any]]] = {
 
 
 def spoiled(env: ToyEnv, what: str) -> ToyEnv:
-    """Every step has a reward or an observation that is not finite."""
+    """Change an env so that every step has a reward or an observation that is not finite."""
     step = env.step
 
     def bad(action_N: np.ndarray) -> VecStep:
@@ -46,7 +46,7 @@ def spoiled(env: ToyEnv, what: str) -> ToyEnv:
 
 
 def numbers(state: Any) -> Iterator[np.ndarray]:
-    """Every number of a state."""
+    """Yield all numbers of a state."""
     if isinstance(state, dict):
         for value in state.values():
             yield from numbers(value)
@@ -69,9 +69,9 @@ def test_a_lone_agent_stays_finite(name: str, what: str, caplog: pytest.LogCaptu
         drive(agent, spoiled(ToyEnv(case.info(), 2), what), 60)
     assert learned
     assert agent.algorithm.skipped_steps > 2
-    assert len([record for record in caplog.records if "not finite" in record.getMessage()]) <= 2  # one for each trainer
+    assert len([record for record in caplog.records if "not finite" in record.getMessage()]) <= 2  # one message per trainer
     state = agent.state_dict()["algorithm"]
-    state.pop("actor_report", None)  # numbers to show
+    state.pop("actor_report", None)  # metrics that are only reported
     assert all(np.isfinite(value).all() for value in numbers(state)), "weights, buffers and statistics of optimizers and scales"
     if case.memory.startswith("OnPolicy") and name != "sil":
         assert all(torch.equal(value, before[key]) for key, value in agent.weights().items() if "batches" not in key)
@@ -81,7 +81,7 @@ def test_a_lone_agent_stays_finite(name: str, what: str, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("name", ["reinforce", "a2c", "ppo", "per", "sac"])
 def test_updates_are_silent(name: str) -> None:
-    """numpy does not warn of what the trainer reports."""
+    """numpy emits no warnings during updates, because the trainer itself reports numbers that are not finite."""
     case, _, net = CASES[name]
     agent, modes = agent_of(case.spec(2, net), case.info()), []
     meter: Any = agent.algorithm.meter  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The objective in closed form against the same formulas through autograd."""
+"""Tests of the objective in closed form against the same formulas through autograd."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DISCRETE, CONTINUOUS = ActionSpace("discrete", (5,)), ActionSpace("continuous", 
 
 
 def free_normal() -> Normal:
-    """A Normal whose log_std has one entry between the bounds, one below the lower bound and one at the upper bound (gradient 0)."""
+    """Return a Normal whose log_std has entries between the bounds, below the lower bound and at the upper bound (gradient 0)."""
     return Normal(CONTINUOUS, nn.Parameter(torch.tensor([-0.3, LOG_STD_MIN - 1.0, LOG_STD_MAX])))
 
 

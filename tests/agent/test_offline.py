@@ -1,4 +1,4 @@
-"""Learning from recorded episodes: behaviour cloning, implicit Q-learning, and batches of recorded and own steps."""
+"""Tests of learning from recorded episodes: behaviour cloning, implicit Q-learning, and batches of recorded and own steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ACTIONS = {"discrete": ActionSpace("discrete", (3,)), "continuous": ActionSpace(
 
 
 def recorded(action: ActionSpace, rows: int = 40, obs: ObservationSpace | None = None) -> Demonstrations:
-    """Random episodes of 10 steps, terminated and truncated in turns."""
+    """Return random episodes of 10 steps that are alternately terminated and truncated."""
     rng, shape = np.random.default_rng(1), (obs or ObservationSpace((4,))).shape
     ends = np.arange(rows) % 10 == 9
     terminated = ends & (np.arange(rows) % 20 == 9)
@@ -53,7 +53,7 @@ def test_expectile_loss_by_hand() -> None:
 
 
 def test_the_expectile_of_two_values_is_where_its_weighted_errors_balance() -> None:
-    """For values 0 and 1 the τ-expectile is τ: τ (1 − τ) = (1 − τ) τ."""
+    """For the values 0 and 1 the τ-expectile is τ, where the weighted errors balance: τ (1 − τ) = (1 − τ) τ."""
     for tau in (0.5, 0.7, 0.9):
         _, slope = expectile_loss(torch.tensor([0.0, 1.0]) - tau, tau)
         assert abs(float(slope.sum())) < 1e-6
@@ -62,7 +62,7 @@ def test_the_expectile_of_two_values_is_where_its_weighted_errors_balance() -> N
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 @pytest.mark.parametrize("log_std", [None, -0.5])
 def test_an_update_of_iql_is_that_of_autograd_on_the_papers_losses(kind: str, log_std: float | None) -> None:
-    """Eqs. 5 to 7, written down again, with plain gradient steps and the batch that the agent draws."""
+    """An update equals plain gradient steps on the losses of eqs. 5 to 7, with the batch that the agent draws."""
     found = agent(kind, {"name": "IQL", "expectile": 0.8, "beta": 2.0, "gamma": 0.9}, {"log_std_init": log_std})
     found.algorithm.use_demonstrations(recorded(ACTIONS[kind]))
     iql: Any = found.algorithm
@@ -88,7 +88,7 @@ def test_an_update_of_iql_is_that_of_autograd_on_the_papers_losses(kind: str, lo
     for name, loss in (("value", value_loss), ("net", actor_loss)):
         grads = torch.autograd.grad(loss, list(nets[name].parameters()), allow_unused=True)
         expected[name] = [p if g is None else p - 0.1 * g for p, g in zip(before[name], grads, strict=True)]
-    with torch.no_grad():  # Q learns from V after its step
+    with torch.no_grad():  # Q learns from V after the step of V
         for p, new in zip(iql.value.parameters(), expected["value"], strict=True):
             p.copy_(new)
         next_B = iql.value(batch.next_obs_B, None)[0, :, 0]
@@ -129,7 +129,7 @@ def test_actions_before_tanh_cannot_be_recorded() -> None:
 
 
 def drive(found: Agent, steps: int, reward: float = 5.0) -> None:
-    """Steps of two envs, each of which is rewarded by `reward`, which no recorded step is."""
+    """Act and observe for `steps` steps of two envs. Each step has the reward `reward`, which no recorded step has."""
     obs, none, all_N = np.zeros((2, 4), np.float32), np.zeros(2, np.bool_), np.ones(2, np.bool_)
     for _ in range(steps):
         out = found.act(obs)
@@ -161,12 +161,15 @@ def test_a_batch_has_its_share_of_recorded_steps(share: float | None, count: int
 
 
 def test_recorded_images_are_stored_whole() -> None:
-    """Stacked frames: each row's two observations, also of short episodes, whose first frames need more space."""
+    """Both observations of each row of stacked frames are stored.
+
+    This includes short episodes, whose first frames need more space.
+    """
     space = ObservationSpace((2, 7, 7), "uint8", stack=2)
     data = recorded(ACTIONS["discrete"], 40, space)
     info = EnvInfo(2, space, ACTIONS["discrete"])
     obs = data.obs_K.copy()
-    obs[1:, 0] = np.where(data.first_K[1:, None, None], obs[1:, 0], obs[:-1, 1])  # the frame before is the older of the two
+    obs[1:, 0] = np.where(data.first_K[1:, None, None], obs[1:, 0], obs[:-1, 1])  # the older frame of a stack is the frame before
     last = np.stack([np.stack([obs[end, 1], final[1]]) for end, final in zip(data.end_E, data.last_obs_E, strict=True)])
     data = replace(data, obs_K=obs, last_obs_E=last)
     found = build_demonstration_replay(data, info, 8, Clock(), np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""What the keys of the policy gradient algorithms mean, each by the rule written out here."""
+"""Tests of the keys of the policy-gradient algorithms, each against its rule written out in this file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def squash(value: Tensor) -> Tensor:
 
 
 class Twin:
-    """PPO's update written out: what it keeps from one minibatch to the next."""
+    """PPO's update written out, with the state that it keeps between minibatches."""
 
     def __init__(self, keys: dict[str, Any]) -> None:
         self.keys, self.low, self.high, self.targets = keys, 0.0, 0.0, np.zeros(0)
@@ -69,14 +69,14 @@ class Twin:
     ids=str,
 )
 def test_ppo(keys: dict[str, Any], closed_form: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three epochs over minibatches, against a plain implementation; rewards large enough for every scale to count."""
+    """Three epochs over minibatches equal a plain implementation. Rewards are so large that every scale has an effect."""
     monkeypatch.setattr(objective, "CLOSED_FORM", closed_form)
     algorithm = {**SMALL, **keys, "clip_eps_spec": {"name": "no_decay", "start_val": CLIP}, "val_loss_coef": 0.3}
     agent, other = (gathered(algorithm, "OnPolicyBatchReplay") for _ in range(2))
     for one in (agent, other):
         one.algorithm.memory.slabs["reward"] *= 30.0
     net, rollout, twin = other.policy.net, other.algorithm.memory.rollout(), Twin(keys)
-    net.actor_numpy = net.critic_numpy = None  # plain means autograd
+    net.actor_numpy = net.critic_numpy = None  # the reference uses autograd
     batch, _ = other.algorithm._batch_with_advantages(rollout)
     optimizer = torch.optim.Adam([p.detach_().requires_grad_() for p in net.parameters()], lr=0.01)
     for part in batch.epoch_minibatches(3, 7, np.random.default_rng(other.algorithm.seeds.update)):
@@ -104,7 +104,10 @@ def test_the_whole_rollout_is_standardised() -> None:
 @pytest.mark.parametrize("normalize", [None, False])
 @pytest.mark.parametrize("keys", [{"num_step_returns": 10}, {"training_frequency": 10}], ids=str)
 def test_advantages_of_actor_critic(keys: dict[str, Any], normalize: bool | None) -> None:
-    """n-step returns and returns without n and lam are those to the end of the rollout, and are standardised as those of lam are."""
+    """Returns with num_step_returns, or without it and lam, reach to the end of the rollout.
+
+    Their advantages are standardised like those with lam.
+    """
     given = {} if normalize is None else {"normalize_advantages": normalize}
     algorithm = {"name": "ActorCritic", "entropy_coef_spec": ENTROPY, "val_loss_coef": 0.5, **keys, **given}
     agent = gathered(algorithm, "OnPolicyBatchReplay")
@@ -128,12 +131,12 @@ def test_advantages_of_actor_critic(keys: dict[str, Any], normalize: bool | None
 
 @pytest.mark.parametrize("closed_form", [True, False])
 def test_value_loss_of_actor_critic(closed_form: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values and targets are divided by the deviation of all targets so far, those of this rollout included, and clamped to ±10."""
+    """Values and targets are divided by the deviation of all targets so far, including those of this rollout, and clamped to ±10."""
     monkeypatch.setattr(objective, "CLOSED_FORM", closed_form)
     agent = gathered({**ACTOR_CRITIC, "normalize_v_targets": True}, "OnPolicyBatchReplay")
     agent.algorithm.memory.slabs["reward"] *= 30.0
     rollout = agent.algorithm.memory.rollout()
-    rollout.reward_TN[3, 0] = 3e3  # beyond ten deviations
+    rollout.reward_TN[3, 0] = 3e3  # more than ten standard deviations
     past = np.random.default_rng(0).normal(size=400)
     agent.algorithm.deviation.update(torch.from_numpy(past))
     batch = next(agent.algorithm._batch_with_advantages(rollout).microbatches())[0]
@@ -158,7 +161,7 @@ def test_a_small_deviation_counts_as_one() -> None:
 @pytest.mark.parametrize("own_optim", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 def test_gradients_are_clipped_by_the_norm_of_each_net(algorithm: dict[str, Any], own_optim: bool, shared: bool) -> None:
-    """One step of SGD with a rate of 1 moves the weights by the clipped gradient: separate nets each by its own norm."""
+    """One SGD step with a learning rate of 1 moves the weights by the clipped gradient. Separate nets are clipped by their own norms."""
     sgd = {"name": "SGD", "lr": 1.0}
     net = {**MLP, "shared": shared, "optim_spec": sgd}
     net |= {"use_same_optim": False, "actor_optim_spec": sgd, "critic_optim_spec": sgd} if own_optim else {}

@@ -1,4 +1,4 @@
-"""Flat parameters, optimizers and learning rate schedules."""
+"""Tests of flat parameters, optimizers and learning rate schedules."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def net() -> nn.Sequential:
 
 
 def views_hold(flat: FlatParams) -> bool:
-    """Parameters, gradients and buffers still lie in the vectors."""
+    """Return whether parameters, gradients and buffers are still views of the flat vectors."""
     start, end = flat.param.data_ptr(), flat.param.data_ptr() + 4 * flat.param.numel()
     params = all(start <= p.data_ptr() < end for p in flat.module.parameters())
     grads = all(p.grad is not None and p.grad.untyped_storage().data_ptr() == flat.grad.untyped_storage().data_ptr() for p in flat.params)
@@ -80,7 +80,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "kwargs"), CASES)
 def test_optimizers_are_torchs(name: str, kwargs: dict[str, Any]) -> None:
-    """Twenty steps on a flat vector equal torch's optimizer, bit for bit."""
+    """Twenty steps on a flat vector equal those of torch's optimizer, bit for bit."""
     torch.manual_seed(1)
     param, grad = torch.randn(50), torch.zeros(50)
     reference = nn.Parameter(param.clone())
@@ -100,7 +100,7 @@ def test_optimizers_are_torchs(name: str, kwargs: dict[str, Any]) -> None:
 
 
 def test_lookahead_by_hand() -> None:
-    # SGD with gradient 1 and lr 1: fast goes 0, −1, −2; after k = 2 slow = 0 + 0.5 (−2 − 0) = −1, and fast jumps there
+    # SGD with gradient 1 and lr 1: fast is 0, −1, −2; after k = 2 steps slow = 0 + 0.5 (−2 − 0) = −1, and fast is set to slow
     param, grad = torch.zeros(1), torch.ones(1)
     ours = make_optimizer("Lookahead", [param], grad, 1.0, {"optimizer": "SGD", "k": 2, "alpha": 0.5})
     ours.step()
@@ -114,7 +114,7 @@ def test_lookahead_by_hand() -> None:
 
 @pytest.mark.parametrize("name", sorted([*TORCH, "GlobalAdam", "GlobalRMSprop", "Lookahead"]))
 def test_every_optimizer_resumes(name: str) -> None:
-    """A state that went through a file continues identically."""
+    """An optimizer whose state was saved and loaded continues identically."""
 
     def build() -> tuple[Any, torch.Tensor, torch.Tensor]:
         torch.manual_seed(0)
@@ -146,7 +146,7 @@ def muon_net() -> nn.Sequential:
 
 
 def test_muon_is_for_hidden_weights_and_adamw_for_the_others() -> None:
-    """Against torch's, on the parameters one by one; with a state that went through a file in between."""
+    """Steps equal those of torch's optimizers on the single parameters, also after saving and loading the state."""
     net, reference = muon_net(), muon_net()
     flat = FlatParams(net)
     hidden = [p for p in reference.parameters() if p.dim() > 1 and p is not reference[-1].weight]
@@ -223,7 +223,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(SCHEDULERS))
 def test_schedules_equal_stepping_torch(name: str) -> None:
-    """Jumping to a frame gives what torch reaches step by step."""
+    """The rate computed for a frame equals the rate that torch reaches step by step."""
     base = 0.1
     parameter = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=base)
@@ -240,7 +240,7 @@ def test_schedules_equal_stepping_torch(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_one_cycle_ends_as_in_torch() -> None:
-    """Its rate after the last step of the cycle is above the least one; torch has none after that."""
+    """As in torch, the rate after the last step of the cycle is above the minimum. Later, where torch has no rate, it is the minimum."""
     keys = {"max_lr": 0.1, "total_steps": 20, "cycle_momentum": False}
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     scheduler, schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, **keys), build_lr_schedule(one_cycle(keys), 0.1, "path")
@@ -260,7 +260,7 @@ def one_cycle(keys: dict[str, Any]) -> LRSchedulerSpec:
 
 
 def rates(agent: Agent, updates: int, seed: int = 1) -> list[tuple[float, int]]:
-    """Learning rate and frame of each of the next training calls."""
+    """Return the learning rate and the frame of each of the next `updates` training calls."""
     found: list[tuple[float, int]] = []
     for _ in steps_of(agent, ToyEnv(agent.algorithm.info, seed)):
         if agent.ready():
@@ -285,7 +285,7 @@ SCHEDULED = {"optim_spec": {"name": "Adam", "lr": 0.01}, "lr_scheduler_spec": {"
     ids=str,
 )
 def test_torchs_schedulers_step_once_per_training_call(case: Case, change: dict[str, Any]) -> None:
-    """However many gradient steps and frames a call has; a state that went through a file keeps the count."""
+    """A scheduler steps once per training call of any number of gradient steps and frames. A saved state keeps the count."""
     spec = changed(case.spec(2, SCHEDULED), algorithm=change)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.01)
     twin, expected = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5), []
@@ -304,7 +304,7 @@ def test_schedulers_by_frames() -> None:
     case = Case("PPO", "OnPolicyBatchReplay", "MLPNet")
     for scheduler, rate in (
         ({"name": "StepLR", "step_size": 50, "gamma": 0.5, "unit": "frames"}, lambda frame: 0.01 * 0.5 ** (frame // 50)),
-        ({"name": "LinearToZero", "frame": 50}, lambda frame: 0.01 * max(0.0, 1 - frame / 50)),  # the last frames lie beyond it
+        ({"name": "LinearToZero", "frame": 50}, lambda frame: 0.01 * max(0.0, 1 - frame / 50)),  # the last frames are after its end
         ({"name": "LinearToMin", "frame": 50, "min_factor": 0.5}, lambda frame: 0.01 * max(0.5, 1 - 0.5 * frame / 50)),
     ):
         found = rates(agent_of(case.spec(2, SCHEDULED | {"lr_scheduler_spec": scheduler}), case.info()), 4)
@@ -319,7 +319,7 @@ def test_bad_schedules_are_spec_errors(name: str, keys: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_trainer_step_is_torch_by_hand(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clipping and Adam as clip_grad_norm_ and torch.optim.Adam do them; each step's gradient is its own."""
+    """Clipping and Adam equal clip_grad_norm_ and torch.optim.Adam. A gradient contains nothing of earlier steps."""
     monkeypatch.setattr(devices, "ON_CPU", on_device)
     spec = MLPNetSpec(name="MLPNet", clip_grad_val=0.5, optim_spec=OptimSpec(lr=0.01))
     ours, theirs = nn.Linear(3, 1), nn.Linear(3, 1)
@@ -363,7 +363,7 @@ def test_trainer_groups_have_their_own_rates_and_norms() -> None:
 
 
 class OwnTrain(nn.Dropout):
-    """A layer that does more when its mode changes."""
+    """Layer whose own `train` method does more than setting the mode."""
 
     def train(self, mode: bool = True) -> "OwnTrain":
         self.seen = mode
@@ -371,7 +371,7 @@ class OwnTrain(nn.Dropout):
 
 
 class OwnNoise(nn.Module):
-    """A layer without buffers that depends on its mode."""
+    """Layer without buffers whose output depends on the mode."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.randn_like(x) if self.training else x
@@ -401,12 +401,12 @@ def test_layers_with_modes_are_switched() -> None:
 
 @pytest.mark.parametrize("name", [*LEARNING_RATES, "GlobalAdam", "GlobalRMSprop", "Lookahead"])
 def test_absent_lr_is_torchs_default(name: str) -> None:
-    """The rate, and the parameters after three steps, are those of torch's optimizer without arguments."""
+    """The default rate, and the parameters after three steps, equal those of torch's optimizer without arguments."""
     kind = getattr(torch.optim, {"Lookahead": "Adam"}.get(name, name.removeprefix("Global")))
     twin = torch.nn.Parameter(torch.ones(3, 2))
     optimizer = kind([twin])
     assert OptimSpec(name=name).learning_rate == optimizer.param_groups[0]["lr"]
-    if name in ("Muon", "Lookahead", "Adafactor"):  # steps by shapes, and by an interpolation
+    if name in ("Muon", "Lookahead", "Adafactor"):  # their steps depend on shapes or interpolate
         return
     param, grad = torch.ones(6), torch.zeros(6)
     ours = build_optimizer(OptimSpec(name=name), [param], grad, "agent.net.optim_spec")

@@ -1,4 +1,4 @@
-"""Observations with an image and other entries, packed into one vector of bytes; images of floats; and nets without layers."""
+"""Tests of observations with images and other entries packed into one byte vector, of float images, and of nets without layer keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CONV = {"conv_hid_layers": [[4, 3, 2]], "fc_hid_layers": [8]}
 
 
 def sampled(count: int, seed: int = 0) -> dict[str, Any]:
-    """A batch of observations in the env's form."""
+    """Return a batch of observations in the env's format."""
     rng = np.random.default_rng(seed)
     return {
         "camera": rng.integers(256, size=(count, 8, 9, 3), dtype=np.uint8),
@@ -55,7 +55,7 @@ class PackedEnv(ToyEnv):
 
 def test_unpacked_entries_equal_the_envs() -> None:
     raw = sampled(4)
-    entries = unpack(torch.from_numpy(ENCODE(raw))[1:], KNOWN.parts)  # a view that does not begin with the storage
+    entries = unpack(torch.from_numpy(ENCODE(raw))[1:], KNOWN.parts)  # a view that does not begin at the start of the storage
     assert [(part.name, part.shape) for part in KNOWN.parts] == [
         ("camera", (3, 8, 9)), ("place", (2,)), ("sensor/0", (3,)), ("sensor/1", (1, 7, 7)),
     ]  # fmt: skip
@@ -147,7 +147,7 @@ def test_a_conv_net_without_layers_is_that_of_mnih() -> None:
     explicit = ConvNetSpec(name="ConvNet", conv_hid_layers=[[32, 8, 4], [64, 4, 2], [64, 3, 1]], fc_hid_layers=[512])
     assert found == layers(explicit, ObservationSpace((4, 84, 84), "uint8"))
     assert found[-2] == "Linear(in_features=3136, out_features=512, bias=True)"
-    for side in (1, 7, 35):  # too small for that
+    for side in (1, 7, 35):  # too small for these kernels
         assert layers(ConvNetSpec(name="ConvNet"), ObservationSpace((3, side, side), "uint8"))[1].startswith("Conv2d(3, 32, kernel_size=(3")
     assert "kernel_size=(8" in layers(ConvNetSpec(name="ConvNet"), ObservationSpace((3, 36, 36), "uint8"))[1]
 
@@ -165,7 +165,7 @@ def test_an_mlp_without_layers_has_two_of_64_with_tanh(model: type[MLPNetSpec]) 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("multi", [False, True])
 def test_a_loaded_agent_acts_on_them(tmp_path: Path, multi: bool) -> None:
-    """On one observation and on a batch, in the env's own form, normalised as in training."""
+    """A loaded agent acts on one observation and on a batch in the env's format, normalised as in training."""
     env = {"name": "tests.agent.both_parts:BothParts-v0", "multi": multi, "normalize_obs": True}
     agent = load_agent(trained(tmp_path, env, net={"name": "ConvNet", **CONV}).root, "last")
     toy = BothParts(multi)

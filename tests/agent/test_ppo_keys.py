@@ -1,4 +1,4 @@
-"""Keys of PPO that are off by default: target_kl, adaptive_lr, normalize_values, recompute_advantages, bounds_loss_coef, dual_clip."""
+"""Tests of PPO keys (off by default): target_kl, adaptive_lr, normalize_values, recompute_advantages, bounds_loss_coef, dual_clip."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_target_kl_stops_before_the_step_of_the_first_minibatch_beyond_it(closed
 
 
 def test_the_first_step_is_always_taken() -> None:
-    """An old policy may already differ more than target_kl."""
+    """The first step is taken even if the old policy already differs by more than target_kl."""
     agent = gathered({**PPO, "target_kl": 1e-9}, net=FAST)
     agent.algorithm.memory.slabs["logp"] -= 1.0
     before = weights(agent)
@@ -113,7 +113,7 @@ def test_the_next_update_uses_the_rate_of_the_last_epoch() -> None:
     free, agent = gathered(keys, net=FAST), gathered({**keys, "adaptive_lr": {"kl_target": 1e-4}}, net=FAST)
     free.update()
     metrics = agent.update()
-    assert torch.equal(weights(free), weights(agent))  # the first update has the optimizer's rate
+    assert torch.equal(weights(free), weights(agent))  # the first update uses the optimizer's rate
     assert agent.algorithm.lr == 0.05
     assert metrics.extra["approx_kl"] > 2e-4
     drive(agent, ToyEnv(info()), 10)
@@ -132,7 +132,10 @@ def test_the_rate_is_multiplied_by_the_factor_of_a_schedule() -> None:
 
 
 def test_the_last_epoch_counts() -> None:
-    """Small changes in the first epochs do not raise the rate: the mean over all epochs would be below half the target."""
+    """The divergence of the last epoch alone adapts the rate.
+
+    The mean over all epochs would be below half the target, because the first changes are small, and would raise the rate.
+    """
     agent = gathered({**PPO, "training_epoch": 4, "minibatch_size": 1000, "adaptive_lr": {}}, net=FAST)
     seen: list[float] = []
     agent.algorithm.rate.adapt_lr = seen.append
@@ -162,7 +165,7 @@ def test_values_are_normalised_by_all_targets() -> None:
 
 
 def test_the_critic_learns_normalised_returns() -> None:
-    """The second rollout's advantages, targets and old values, by plain numpy."""
+    """Advantages, targets and old values equal those computed in plain numpy, also for the second rollout."""
     agent = rewarded({**PPO, "normalize_values": True, "lam": 0.9}, 50.0)
     algorithm, net = agent.algorithm, agent.policy.net
     mean, std, seen = 0.0, 1.0, np.zeros(0)
@@ -202,7 +205,7 @@ def test_the_loss_compares_outputs_with_normalised_targets() -> None:
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_each_epoch_has_the_advantages_of_the_present_critic(normalize: bool) -> None:
-    """Two epochs are two updates of one epoch over the same rollout, except that the returns count once."""
+    """Two epochs equal two updates of one epoch on the same rollout, except that the returns enter the statistics once."""
     keys = {**PPO, "minibatch_size": 1000, "normalize_values": normalize}
     agent = rewarded({**keys, "training_epoch": 2, "recompute_advantages": True}, 5.0, net=FAST)
     once, fixed = rewarded({**keys, "training_epoch": 1}, 5.0, net=FAST), rewarded({**keys, "training_epoch": 2}, 5.0, net=FAST)
@@ -223,7 +226,7 @@ def test_each_epoch_has_the_advantages_of_the_present_critic(normalize: bool) ->
 @pytest.mark.parametrize("closed_form", [True, False])
 @pytest.mark.parametrize("log_std", [None, 0.0])
 def test_means_outside_the_bounds_are_penalised(closed_form: bool, log_std: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradients with and without the penalty differ by its own, computed by autograd."""
+    """The gradients with and without the penalty differ by the gradient of the penalty, computed by autograd."""
     monkeypatch.setattr(objective, "CLOSED_FORM", closed_form)
     net = {**MLP, "optim_spec": {"name": "SGD", "lr": 1.0}, "log_std_init": log_std}
     keys = {**PPO, "training_epoch": 1, "minibatch_size": 1000}
@@ -275,7 +278,7 @@ def test_a_saved_state_goes_on() -> None:
 
 
 def test_sessions_share_rate_and_moments() -> None:
-    """One Session alone on shared arrays learns as without; a second one continues from the same numbers."""
+    """One Session alone on shared arrays learns the same, with the same rate and moments, as without shared arrays."""
     net, trace = {**FAST, "optim_spec": {"name": "GlobalAdam", "lr": 0.05}}, []
     store = SharedArrays(create_shared_file(), synced=True, locked=True)
     for shared in (False, True):

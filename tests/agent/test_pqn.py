@@ -1,4 +1,4 @@
-"""PQN: λ-returns and loss, by hand."""
+"""Tests of PQN: λ-returns and loss against values computed by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = {"name": "PQN", "gamma": 0.9, "lam": 0.5, "time_horizon": 8, "minibatch_s
 
 
 def test_returns_by_hand() -> None:
-    """γ = λ = ½, three envs: no end, a termination in row 1, a truncation in row 1; V = max Q is 8 everywhere, rewards 1, 2, 4."""
+    """γ = λ = ½, V = max Q = 8, rewards 1, 2, 4. Three envs: no end, a termination in row 1, a truncation in row 1."""
     reward_TN = torch.tensor([[1.0] * 3, [2.0] * 3, [4.0] * 3])
     value_TN = torch.full((3, 3), 8.0)
     terminated_TN, done_TN = torch.zeros(3, 3, dtype=torch.bool), torch.zeros(3, 3, dtype=torch.bool)
@@ -36,7 +36,7 @@ def test_returns_by_hand() -> None:
 
 
 def test_returns_with_lambda_at_its_ends() -> None:
-    """λ = 1: returns to the end of the episode or rollout; λ = 0: one step of Q-learning."""
+    """λ = 1 gives returns to the end of the episode or rollout; λ = 0 gives one step of Q-learning."""
     rng = np.random.default_rng(0)
     reward, value = (rng.normal(size=(9, 4)).astype(np.float32) for _ in range(2))
     terminated = rng.random((9, 4)) < 0.2
@@ -49,7 +49,10 @@ def test_returns_with_lambda_at_its_ends() -> None:
 @pytest.mark.parametrize("net", [MLP, {**MLP, "layer_norm": True}, {**MLP, "name": "DuelingMLPNet"}, RNN])
 @pytest.mark.parametrize("next_step", [False, True])
 def test_loss_is_the_error_of_the_returns(net: dict[str, Any], next_step: bool) -> None:
-    """One epoch of one minibatch: the targets of both ends, from a loop over each env backwards, and the true last observations."""
+    """For one epoch of one minibatch, the loss is that of targets computed by a backward loop over each env.
+
+    The data have both kinds of ends, which are bootstrapped from the true last observations.
+    """
     keys = KEYS | {"minibatch_size": 24, "training_epoch": 1}
     agent = gathered(keys, net=net, next_step=next_step)
     algorithm = agent.algorithm
@@ -71,7 +74,7 @@ def test_loss_is_the_error_of_the_returns(net: dict[str, Any], next_step: bool) 
 
 
 def values_by_hand(algorithm: PQN, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return Q(s, a) and max Q of the true next observation [T, N], step by step."""
+    """Return Q(s, a) and max Q of the true next observation, both [T, N], computed step by step."""
     net, cut = algorithm.net, rollout.truncations
     recurrent, q_TN, next_TN = net.state_size > 0, torch.zeros(8, 3), torch.zeros(8, 3)
 

@@ -1,4 +1,4 @@
-"""The quantile Huber loss against its definition."""
+"""Tests of the quantile Huber loss against its definition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_lab.agent.ops.quantiles import quantile_huber_loss, quantile_midpoints
 
 
 def by_definition(quantile_BN: Tensor, target_BM: Tensor, weight_B: Tensor) -> Tensor:
-    """arXiv:1710.10044, eq. 10, pair by pair."""
+    """Return the loss of eq. 10 of arXiv:1710.10044, computed pair by pair."""
     N, M = quantile_BN.shape[1], target_BM.shape[1]
     total = quantile_BN.new_zeros(())
     for b in range(len(quantile_BN)):
@@ -26,7 +26,7 @@ def by_definition(quantile_BN: Tensor, target_BM: Tensor, weight_B: Tensor) -> T
 
 
 def test_one_pair_by_hand() -> None:
-    """τ̂ = ½: a target 0.4 above costs ½ · 0.08 with slope −½ · 0.4; one 3 below costs ½ · 2.5 with slope ½."""
+    """τ̂ = ½: a target 0.4 above costs ½ · 0.08 with slope −½ · 0.4; a target 3 below costs ½ · 2.5 with slope ½."""
     loss, grad = quantile_huber_loss(torch.tensor([[1.0]]), torch.tensor([[1.4, -2.0]]))
     assert float(loss) == pytest.approx((0.04 + 1.25) / 2)
     assert grad.tolist() == [[pytest.approx((-0.2 + 0.5) / 2)]]

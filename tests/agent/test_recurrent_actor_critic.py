@@ -1,4 +1,4 @@
-"""Recurrent actors and critics of the replay algorithms: values and gradients against nets that run one sequence step by step."""
+"""Tests of recurrent actors and critics of replay algorithms against nets that run one sequence step by step: values and gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NET = {**RNN, "seq_len": 6, "update_type": "polyak", "polyak_coef": 0.5}
 
 
 def trained(name: str, action: ActionSpace = CONTINUOUS, **keys: Any) -> tuple[Any, SequenceBatch]:
-    """An algorithm whose memory has sequences with episode ends, and a batch."""
+    """Return an algorithm whose memory has sequences with episode ends, and a batch."""
     memory = {"name": "PrioritizedReplay", "batch_size": 4, "max_size": 500, "burn_in": 3}
     agent, env = build(action, name=name, gamma=GAMMA, net=NET, memory=memory, training_start_step=400, **keys)
     drive(agent, env, 60)

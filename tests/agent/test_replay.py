@@ -1,4 +1,4 @@
-"""Replay memories against a list of everything that happened."""
+"""Tests of replay memories against a list of all transitions."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Happened(NamedTuple):
 
 
 class StackEnv:
-    """Stacked images as Atari's: an episode begins with zeros and its first frame, or, where a life was lost, with the stack as it was.
+    """Env of stacked images like Atari's: an episode begins with zeros and its first frame, but after a lost life the stack continues.
 
-    Frames hold their own number, so that no two are alike.
+    Each frame contains its own number, so that no two frames are equal.
     """
 
     def __init__(self, env_info: EnvInfo, seed: int = 0, next_step: bool = False, ends: float = 0.1, repeat: bool = False) -> None:
@@ -68,7 +68,7 @@ class StackEnv:
 
     def _begun(self) -> np.ndarray:
         space = self.info.observation
-        if self.repeat:  # the first frame again and again, as other envs do
+        if self.repeat:  # repeat the first frame, as other envs do
             return np.concatenate([self._frame()] * space.stack)
         return self._pushed(np.zeros(space.shape, np.uint8))
 
@@ -101,7 +101,7 @@ def images(num_envs: int = 1, stack: int = 4, channels: int = 1, max_frame: int 
 
 
 def feed(memory: Replay, env: Any, steps: int, seed: int = 5, first: bool = True) -> Iterator[list[Happened]]:
-    """Step the env, feed the memory, and yield everything that has happened so far after each step, as the memory sees it."""
+    """Step the env and feed the memory. After each step, yield all transitions so far, as the memory sees them."""
     rng, happened = np.random.default_rng(seed), list[Happened]()
     action_space, n = env.info.action, env.info.num_envs
     obs_N, first_N = env.reset(), np.full(n, first)
@@ -128,7 +128,7 @@ def feed(memory: Replay, env: Any, steps: int, seed: int = 5, first: bool = True
 
 
 def everything(memory: Replay) -> Transitions:
-    """All that can be drawn, oldest first."""
+    """Return all transitions that can be drawn, oldest first."""
     memory._draw_rows = lambda: (memory.seen - np.arange(memory.size, 0, -1)) % memory.capacity  # type: ignore[method-assign]
     cer, memory.use_cer = memory.use_cer, False
     batch = memory.sample()
@@ -138,7 +138,7 @@ def everything(memory: Replay) -> Transitions:
 
 
 def assert_holds(memory: Replay, happened: list[Happened]) -> None:
-    """The memory holds the newest `size` of what happened, bit for bit."""
+    """Assert that the memory holds the newest `size` transitions, bit for bit."""
     batch = everything(memory)
     newest = happened[len(happened) - memory.size :]
     assert len(batch.reward_B) == len(newest)
@@ -158,7 +158,10 @@ def assert_holds(memory: Replay, happened: list[Happened]) -> None:
 @pytest.mark.parametrize("next_step", [False, True])
 @pytest.mark.parametrize(("num_envs", "max_size"), [(1, 50), (4, 50), (4, 48), (3, 2), (4, 1)])
 def test_it_holds_the_newest_of_what_happened(kind: str, next_step: bool, num_envs: int, max_size: int) -> None:
-    """Over two wraps and more, also where max_size is no multiple of num_envs, or below it."""
+    """The memory holds the newest transitions after more than two wraps.
+
+    max_size may be no multiple of num_envs, or smaller than num_envs.
+    """
     env_info = info(num_envs)
     memory = build(env_info, kind, max_size=max_size, batch_size=1)
     happened: list[Happened] = []
@@ -195,11 +198,11 @@ def test_draws_are_uniform_over_the_newest() -> None:
     counts = np.zeros(20)
     for _ in range(1000):
         np.add.at(counts, memory.sample().row_B, 1)
-    assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # χ² with 19 degrees of freedom: 0.1 % exceed it
+    assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # exceeded with probability 0.1 % (χ² with 19 degrees of freedom)
 
 
 def test_few_transitions_are_drawn_alone() -> None:
-    """Rows that have never been written are not transitions."""
+    """Rows that were never written are not drawn."""
     memory = build(info(1), max_size=1000, batch_size=64)
     list(feed(memory, ToyEnv(info(1)), 3))
     assert set(memory.sample().row_B.tolist()) == {0, 1, 2}
@@ -207,7 +210,7 @@ def test_few_transitions_are_drawn_alone() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_cer_includes_what_no_batch_has_held(kind: str) -> None:
-    """SLM Lab's rule: the oldest new transitions in the last places, at most a batch of them, those that are overwritten left out."""
+    """As in SLM Lab, a batch ends with the oldest new transitions that are still stored, at most as many as the batch has rows."""
     env_info = info(2)
     memory = build(env_info, kind, use_cer=True, max_size=30)
     rng, given, sizes = np.random.default_rng(1), 0, set()
@@ -231,12 +234,12 @@ def test_cer_includes_what_no_batch_has_held(kind: str) -> None:
 @pytest.mark.parametrize(
     ("num_envs", "frequency", "start", "expected"),
     [
-        (1, 1, 0, [1, 2, 3]),  # before there are batch_size transitions, too
+        (1, 1, 0, [1, 2, 3]),  # also before there are batch_size transitions
         (1, 1, 8, [8, 9, 10]),
         (1, 4, 0, [4, 8, 12]),
         (1, 4, 9, [12, 16, 20]),
-        (4, 1, 0, [4, 8, 12]),  # four transitions at a time: one training
-        (4, 6, 0, [8, 12, 20]),  # the multiples of 6 that were crossed
+        (4, 1, 0, [4, 8, 12]),  # four transitions per step: one training call
+        (4, 6, 0, [8, 12, 20]),  # steps that cross a multiple of 6
         (4, 4, 33, [36, 40, 44]),
         (3, 2, 20, [21, 24, 27]),
     ],
@@ -275,7 +278,7 @@ def test_no_more_than_can_come_is_reserved(max_size: int, max_frame: int, capaci
 
 
 def array_bytes(memory: Replay) -> int:
-    """Bytes of every array that the memory holds."""
+    """Return the total number of bytes of all arrays of the memory."""
     arrays = [*memory.columns.values(), *(item for item in vars(memory.store).values() if isinstance(item, np.ndarray))]
     arrays += getattr(memory, "tree", None).levels if isinstance(memory, PrioritizedReplay) else []  # type: ignore[union-attr]
     return sum(array.nbytes for array in arrays)
@@ -337,7 +340,7 @@ def test_draws_follow_the_priorities() -> None:
 
 
 def test_each_stratum_is_drawn_once() -> None:
-    """Section B.2.1: the mass is cut into batch_size equal parts, one draw from each."""
+    """Section B.2.1: the total priority is divided into batch_size equal parts, with one draw from each."""
     memory = prioritised(batch_size=4)
     memory.tree.set(np.arange(40), np.repeat([1.0, 2.0, 5.0, 2.0], 10))  # the third quarter of rows has half of the mass
     for _ in range(50):
@@ -349,7 +352,7 @@ def test_each_stratum_is_drawn_once() -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 def test_importance_weights_are_the_papers(beta: float) -> None:
-    """(N · P)^−β over the batch's greatest, Algorithm 1, line 10."""
+    """Algorithm 1, line 10: weights are (N · P)^−β divided by the greatest weight of the batch."""
     memory = prioritised(beta=beta)
     memory.update_priorities(np.arange(40), torch.from_numpy(np.random.default_rng(1).normal(size=40)))
     batch = memory.sample()
@@ -388,7 +391,7 @@ def test_new_transitions_get_the_greatest_priority_so_far() -> None:
     next(stream)
     assert memory.tree.get(np.array([2, 3])) == pytest.approx([greatest] * 2)
     memory.update_priorities(np.array([0, 1, 2, 3]), torch.full((4,), 0.1))
-    for _ in range(6):  # over the end of the ring
+    for _ in range(6):  # past the end of the ring
         next(stream)
     rows = (memory.seen - 1 - np.arange(2)) % 10
     assert memory.tree.get(rows) == pytest.approx([greatest] * 2), "the greatest of all time, though it has been replaced"
@@ -397,9 +400,9 @@ def test_new_transitions_get_the_greatest_priority_so_far() -> None:
 @pytest.mark.parametrize("use_cer", [False, True])
 @pytest.mark.parametrize(("given", "error"), [({}, 100_000.0), ({"initial_error": 7.0}, 7.0)])
 def test_priorities_are_slm_labs(use_cer: bool, given: dict[str, Any], error: float) -> None:
-    """A list of priorities by the rule of SLM Lab v5.3, which has no importance weights.
+    """Priorities equal a list that follows the rule of SLM Lab v5.3, which has no importance weights.
 
-    (error + ε)^α when added, with an error of 100,000; (|δ| + ε)^α once drawn, save for rows that use_cer included.
+    A new transition has (error + ε)^α with an error of 100,000. A drawn transition gets (|δ| + ε)^α, unless use_cer included it.
     """
     alpha, epsilon, size = 0.5, 0.25, 20
     memory = build(info(2), "PrioritizedReplay", max_size=size, use_cer=use_cer, alpha=alpha, epsilon=epsilon, **given)
@@ -424,7 +427,7 @@ def test_priorities_are_slm_labs(use_cer: bool, given: dict[str, Any], error: fl
 
 
 def test_new_transitions_are_drawn_first() -> None:
-    """With errors of about 1, nearly all of the mass is that of the transitions that no batch has held."""
+    """With errors of about 1, nearly all of the total priority belongs to transitions that no batch has held."""
     memory = prioritised()
     memory.update_priorities(np.arange(40), torch.ones(40))
     stream = feed(memory, ToyEnv(info(1)), 2)
@@ -449,7 +452,7 @@ def test_rows_that_cannot_be_drawn_weigh_nothing() -> None:
 
 
 def test_errors_that_are_not_finite_get_the_least_priority() -> None:
-    """One reward that is NaN must not be drawn for ever, nor make the others' priorities unknown."""
+    """A transition with a NaN reward must not be drawn forever, nor make the priorities of other transitions NaN."""
     env_info = info(1)
     memory = build(env_info, "PrioritizedReplay", max_size=20, batch_size=20, alpha=0.5, epsilon=0.01)
     list(feed(memory, ToyEnv(env_info), 20))
@@ -467,7 +470,7 @@ def test_errors_that_are_not_finite_get_the_least_priority() -> None:
 @pytest.mark.parametrize(("num_envs", "max_size"), [(1, 90), (3, 100), (4, 7)])
 @pytest.mark.parametrize("next_step", [False, True])
 def test_stacks_come_back_as_they_went_in(stack: int, channels: int, num_envs: int, max_size: int, next_step: bool) -> None:
-    """Each row that can be drawn, after each step, while frames are lost and resets come of two kinds."""
+    """After each step, all rows that can be drawn are unchanged, while frames are lost and both kinds of resets occur."""
     env_info = images(num_envs, stack, channels)
     memory = build(env_info, max_size=max_size, batch_size=1)
     assert isinstance(memory.store, FrameStore)
@@ -482,7 +485,7 @@ def test_stacks_come_back_as_they_went_in(stack: int, channels: int, num_envs: i
 
 
 def test_long_episodes_fill_the_ring() -> None:
-    """Room for the first frames of an episode in every 64 steps; where they are longer nothing is lost."""
+    """The store has room for the first frames of an episode every 64 steps. With longer episodes no frame is lost."""
     env_info = images(2)
     memory = build(env_info, max_size=1000)
     *_, happened = feed(memory, StackEnv(env_info, ends=1 / 512), 1200)
@@ -491,12 +494,12 @@ def test_long_episodes_fill_the_ring() -> None:
 
 
 def test_lost_lives_take_no_room() -> None:
-    """The observation after a lost life is the last one: its frames are stored."""
+    """The observation after a lost life is the last observation, whose frames are already stored."""
     env_info = images(2)
     memory = build(env_info, max_size=200)
 
     class Lives(StackEnv):
-        """One life after the other, each of five steps."""
+        """Env in which each life has five steps."""
 
         def step(self, action_N: np.ndarray) -> VecStep:
             self.obs_N = np.stack([self._pushed(obs) for obs in self.obs_N])
@@ -510,12 +513,12 @@ def test_lost_lives_take_no_room() -> None:
 
 
 def test_an_env_that_goes_on_among_others_that_begin_loses_no_frame_unseen() -> None:
-    """An old stack in a newer row: rows are dropped from the oldest on, so each must tell of those that follow it."""
+    """A newer row may have an older stack. Rows are dropped from the oldest on, so a lost frame of a row also drops all rows before it."""
     env_info = images(4)
     memory = build(env_info, max_size=24)
 
     class Uneven(StackEnv):
-        """Three envs begin again and again with four new frames, one hardly ever."""
+        """Four envs, of which three often begin again with four new frames, and one rarely."""
 
         def step(self, action_N: np.ndarray) -> VecStep:
             pushed_N = np.stack([self._pushed(obs) for obs in self.obs_N])
@@ -568,13 +571,13 @@ def test_contents_go_on_in_another_memory(kind: str, image: bool, tmp_path: Any)
     memory.update_priorities(np.arange(8), torch.arange(8.0))
     torch.save({"contents": memory.contents(), "state": memory.state_dict()}, tmp_path / "x.pt")
     saved = torch.load(tmp_path / "x.pt", weights_only=True)
-    list(feed(twin, env_of(env_info, 9), 3))  # whatever was there goes
+    list(feed(twin, env_of(env_info, 9), 3))  # loading discards these contents
     twin.load_contents(saved["contents"])
     twin.load_state_dict(saved["state"])
     assert_holds(twin, happened)
-    # the same transitions and draws from here on, over the end of the ring
+    # from here on both have the same transitions and draws, past the end of the ring
     for one in (memory, twin):
-        # a memory that was filled knows no env yet, so that every observation is a first one
+        # a memory with loaded contents has seen no env yet, so every observation is a first one
         *_, more = feed(one, env_of(env_info, 7), 30, 11, first=one is memory)
         assert_holds(one, happened + more)
     for _ in range(3):
@@ -587,7 +590,7 @@ def test_contents_go_on_in_another_memory(kind: str, image: bool, tmp_path: Any)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_earlier_batches_have_left_goes_on_in_another_memory(kind: str) -> None:
-    """Which transitions were in a batch (use_cer), and the greatest priority so far, which new transitions get."""
+    """A loaded memory knows which transitions were in a batch (use_cer), and the greatest priority so far, which new ones get."""
     keys: dict[str, Any] = {"use_cer": True} | ({"initial_error": "greatest"} if kind == "PrioritizedReplay" else {})
     memory, twin = (build(info(2), kind, max_size=50, **keys) for _ in range(2))
     list(feed(memory, ToyEnv(info(2), 1), 10))
@@ -603,7 +606,7 @@ def test_what_earlier_batches_have_left_goes_on_in_another_memory(kind: str) -> 
 
 
 def test_frames_of_a_ring_that_wrapped_go_on_in_a_larger_memory() -> None:
-    """As when a finished run with short episodes is given more frames to train."""
+    """A finished run with short episodes may be continued with more frames, and so with a larger memory."""
     env_info = images(2)
     memory, larger = build(env_info, max_size=80), build(env_info, max_size=300)
     *_, happened = feed(memory, StackEnv(env_info, 1, ends=0.2), 40)
@@ -634,7 +637,7 @@ def test_vectors_are_kept_whole() -> None:
 
 
 def test_priorities_of_zero_can_be_sampled() -> None:
-    """With an epsilon of 0 (SLM Lab's files have it) all priorities may be 0."""
+    """With an epsilon of 0, as in SLM Lab's files, all priorities may be 0."""
     env = ToyEnv(info(2, DISCRETE))
     memory = build(env.info, "PrioritizedReplay", epsilon=0.0, beta=0.4)
     for _ in feed(memory, env, 20):
@@ -648,7 +651,7 @@ def test_priorities_of_zero_can_be_sampled() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_batches_are_normalised_when_they_are_drawn(kind: str, num_steps: int) -> None:
-    """With what the normaliser is at that time; the stored observations stay as they are."""
+    """Batches are normalised with the current state of the normaliser; the stored observations do not change."""
     memory, spec = KINDS[kind]
     plain, normalising = (
         memory(spec(name=kind, batch_size=8, max_size=50), info(2), Clock(), np.random.default_rng(3), num_steps=num_steps)
@@ -670,7 +673,7 @@ def test_batches_are_normalised_when_they_are_drawn(kind: str, num_steps: int) -
 
 
 def test_contents_that_were_stored_after_normalisation_are_refused() -> None:
-    """As version 0.2.0 stored them; without normalisers they are the same as now."""
+    """Version 0.2.0 stored normalised contents. Its contents can be loaded if there are no normalisers."""
     memory = build(info(2))
     assert list(feed(memory, ToyEnv(info(2), 1), 20))
     old = {name: value for name, value in memory.contents().items() if name != "raw"}

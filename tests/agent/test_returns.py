@@ -1,4 +1,4 @@
-"""Returns and advantages against brute force, with truncations and terminations inside."""
+"""Tests of returns and advantages against brute force, with truncations and terminations inside rollouts."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def random_rollout(seed: int, T: int, N: int) -> dict[str, torch.Tensor]:
 
 
 def brute_nstep(r: dict[str, torch.Tensor], t: int, n: int, steps: int, gamma: float) -> float:
-    """Walk forward from (t, n) as the definition says."""
+    """Return the n-step return at (t, n), computed forwards as in the definition."""
     total, discount = 0.0, 1.0
     T = len(r["reward"])
     for k in range(steps):
@@ -44,7 +44,7 @@ def brute_nstep(r: dict[str, torch.Tensor], t: int, n: int, steps: int, gamma: f
 
 
 def brute_gae(r: dict[str, torch.Tensor], t: int, n: int, gamma: float, lam: float) -> float:
-    """Σ (γλ)^l δ_{t+l} up to the end of the episode or the rollout, eq. 16 of arXiv:1506.02438."""
+    """Return Σ (γλ)^l δ_{t+l} up to the end of the episode or the rollout, eq. 16 of arXiv:1506.02438."""
     total, weight = 0.0, 1.0
     for k in range(t, len(r["reward"])):
         bootstrap = 0.0 if r["terminated"][k, n] else float(r["next_value"][k, n])
@@ -58,7 +58,7 @@ def brute_gae(r: dict[str, torch.Tensor], t: int, n: int, gamma: float, lam: flo
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), T=st.integers(1, 20), N=st.integers(1, 3), steps=st.integers(1, 25))
 def test_arrays_as_tensors(seed: int, T: int, N: int, steps: int) -> None:
-    """Small nets learn from arrays: the same numbers, bit for bit, in float32."""
+    """Arrays, from which small nets learn, give the same numbers as tensors, bit for bit, in float32."""
     tensors = {name: x.float() if x.is_floating_point() else x for name, x in random_rollout(seed, T, N).items()}
     arrays = {name: x.numpy() for name, x in tensors.items()}
     valid = torch.from_numpy(np.random.default_rng(seed).random((T, N)) < 0.8)
@@ -88,7 +88,7 @@ def test_arrays_as_tensors(seed: int, T: int, N: int, steps: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), T=st.integers(1, 20), N=st.integers(1, 3), steps=st.integers(1, 25))
 def test_against_brute_force(seed: int, T: int, N: int, steps: int) -> None:
-    """Defect 12: neither returns nor GAE leak across a truncation."""
+    """Neither returns nor GAE use values from after a truncation."""
     r = random_rollout(seed, T, N)
     nstep = nstep_returns(r["reward"], r["next_value"], r["terminated"], r["done"], GAMMA, steps)
     plain = discounted_returns(r["reward"], r["next_value"], r["terminated"], r["done"], GAMMA)

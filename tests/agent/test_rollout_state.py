@@ -1,4 +1,4 @@
-"""A state taken in the middle of a rollout continues bit for bit where the envs do."""
+"""Tests of states saved in the middle of a rollout: training continues bit for bit if the envs continue too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequence replays and recurrent Q-learning, against lists of everything that happened and nets that are run step by step."""
+"""Tests of sequence replays and recurrent Q-learning against lists of all transitions and nets that run step by step."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class Step(NamedTuple):
 
 
 History = list[list[Step]]
-"""Of each env."""
+"""Transitions of each env."""
 
 
 def build(env_info: EnvInfo, prioritized: bool = False, seq_len: int = 4, **keys: Any) -> SequenceReplay:
     keys = {"batch_size": 6, "max_size": 60} | keys
     arguments = (env_info, Clock(), np.random.default_rng(0))
-    if prioritized:  # as the loader resolves them for a recurrent net
+    if prioritized:  # as the loader sets them for a recurrent net
         keys = {"beta": 0.4, "initial_error": "greatest"} | keys
         return PrioritizedSequenceReplay(PrioritizedReplaySpec(name="PrioritizedReplay", **keys), *arguments, state_size=S, seq_len=seq_len)
     return SequenceReplay(ReplaySpec(name="Replay", **keys), *arguments, state_size=S, seq_len=seq_len)
 
 
 def feed(memory: SequenceReplay, env: Any, steps: int, check: Callable[[History], None] = lambda history: None) -> History:
-    """Step the env and feed the memory; return what has happened. `check` is called with it after each step."""
+    """Step the env and feed the memory; return the history. After each step, `check` is called with the history."""
     n, rng = env.info.num_envs, np.random.default_rng(7)
     history: History = [[] for _ in range(n)]
     obs_N, first_N = env.reset(), np.ones(n, bool)
@@ -72,7 +72,7 @@ def feed(memory: SequenceReplay, env: Any, steps: int, check: Callable[[History]
 
 
 def there(memory: SequenceReplay, history: History) -> list[tuple[int, int]]:
-    """(env, start) of the sequences that can be drawn, by brute force: complete, and no transition overwritten."""
+    """Return (env, start) of the sequences that can be drawn, by brute force: complete ones without an overwritten transition."""
     steps = memory.capacity // memory.num_envs
     starts = [(n, k) for n, rows in enumerate(history) for k in range(0, len(rows), memory.stride)]
     return [(n, k) for n, k in starts if k >= len(history[n]) - steps and k + memory.window <= len(history[n])]
@@ -85,7 +85,7 @@ def place(memory: SequenceReplay, n: int, start: int) -> int:
 @pytest.mark.parametrize("next_step", [False, True])
 @pytest.mark.parametrize(("seq_len", "burn_in"), [(4, None), (5, 0), (1, 3), (3, 5)])
 def test_sequences_are_what_happened(next_step: bool, seq_len: int, burn_in: int | None) -> None:
-    """Both endings, dummy rows, a ring that is overwritten: each sequence, transition by transition."""
+    """Each sequence equals the history, with both kinds of episode ends, dummy rows, and an overwritten ring."""
     memory = build(info(3), seq_len=seq_len, burn_in=burn_in)
     assert memory.burn_in == (seq_len // 2 if burn_in is None else burn_in)
     assert memory.stride == max(1, seq_len // 2)
@@ -116,7 +116,7 @@ def test_sequences_are_what_happened(next_step: bool, seq_len: int, burn_in: int
 
 
 def by_hand(net: QNet, memory: SequenceReplay, history: History, n: int, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Q [L, A] of a sequence's observations and of their true next ones, one step at a time from the stored state."""
+    """Return Q [L, A] of the observations of a sequence and of their true next ones, one step at a time from the stored state."""
 
     def one(obs: np.ndarray, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         q, _, after = net.unroll(torch.from_numpy(obs)[None, None], torch.zeros(1, 1, dtype=torch.bool), state)
@@ -151,7 +151,10 @@ def q_agent(name: str, env_info: EnvInfo | None = None, **options: Any) -> tuple
 @pytest.mark.parametrize("name", ["VanillaDQN", "DQN", "DoubleDQN"])
 @pytest.mark.parametrize("cell", ["RNN", "LSTM", "GRU"])
 def test_values_and_targets_by_hand(name: str, cell: str) -> None:
-    """Each rule, transition by transition, with a target net that differs: terminations, truncations and the sequences' ends."""
+    """Values and targets of each rule equal those computed by hand at terminations, truncations and ends of sequences.
+
+    The target net differs from the net.
+    """
     _, algorithm, memory = q_agent(name, net={**RNN, "cell_type": cell, "rnn_num_layers": 2}, burn_in=3)
     history = feed(memory, ToyEnv(info(), 5), 40)
     other = algorithm.net
@@ -182,7 +185,7 @@ def test_values_and_targets_by_hand(name: str, cell: str) -> None:
 
 
 def test_an_episode_end_separates() -> None:
-    """A sequence over the end of an episode gives what two unrolls give: nothing before it reaches anything after it."""
+    """A sequence across the end of an episode equals two unrolls: nothing before the end affects anything after it."""
     results = []
     for scale in (1.0, 5.0):
         _, algorithm, memory = q_agent("DQN", info(1), burn_in=0)
@@ -204,7 +207,7 @@ def test_an_episode_end_separates() -> None:
 
 
 def test_burn_in_reaches_the_loss_through_the_state_only() -> None:
-    """Its transitions are in no loss, and no gradient runs through it: the same as a sequence without one from the state after it."""
+    """Burn-in transitions have no loss and no gradient: a sequence that starts from the state after the burn-in gives the same results."""
     _, algorithm, memory = q_agent("DoubleDQN", burn_in=4)
     history = feed(memory, ToyEnv(info(), 2), 30)
     found = there(memory, history)
@@ -238,7 +241,10 @@ def test_burn_in_reaches_the_loss_through_the_state_only() -> None:
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("next_step", [False, True])
 def test_what_can_be_drawn(prioritized: bool, next_step: bool) -> None:
-    """After each step: complete sequences of which nothing was overwritten, and no others; training starts with a batch of them."""
+    """After each step, exactly the complete sequences without overwritten transitions can be drawn.
+
+    Training starts when there is a batch of them.
+    """
     memory = build(info(3), prioritized, max_size=40, batch_size=5)
     ever = set()
 
@@ -270,7 +276,7 @@ def test_uniform_draws() -> None:
 
 
 def test_priorities_by_hand() -> None:
-    """η max + (1 − η) mean of the errors of a sequence, then as in prioritised replay: draws and importance weights."""
+    """The priority of a sequence uses η max + (1 − η) mean of its errors. Draws and importance weights are as in prioritised replay."""
     memory = build(info(1), True, seq_len=2, burn_in=1, batch_size=4_000, alpha=0.5, epsilon=0.25, eta=0.75, beta=0.5, max_size=20)
     assert isinstance(memory, PrioritizedSequenceReplay)
     feed(memory, ToyEnv(info(1), 1), 5)
@@ -319,7 +325,7 @@ def test_combined_replay_takes_the_newest() -> None:
 
 @pytest.mark.slow
 def test_images_whose_frames_are_lost_are_not_drawn() -> None:
-    """With more first frames of episodes than the store has room for, old sequences go; what remains is what happened."""
+    """If episodes have more first frames than the store has room for, old sequences are dropped and the others are unchanged."""
     env_info = EnvInfo(2, ObservationSpace((4, 3, 4), "uint8", 4), DISCRETE)
     memory = build(env_info, True, max_size=300)
     env = StackEnv(env_info, 2, ends=0.15)
@@ -348,7 +354,7 @@ def test_images_whose_frames_are_lost_are_not_drawn() -> None:
 
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_contents_go_on(prioritized: bool) -> None:
-    """Into a larger buffer too if it was never full; not into one with other sequences."""
+    """Contents of a buffer that was never full can be loaded into a larger one, but not into one with other sequences."""
     memory = build(info(3), prioritized)
     history = feed(memory, ToyEnv(info(3), 1, next_step=True), 14)
     assert 0 < memory.seen < memory.capacity
@@ -396,7 +402,7 @@ def test_a_buffer_that_holds_no_sequence() -> None:
 
 @pytest.mark.slow
 def test_it_learns_what_only_memory_tells() -> None:
-    """The first of three observations shows which action of the last step is rewarded: a GRU finds out, whatever the net sees then."""
+    """The first of three observations shows which action of the last step is rewarded, so the GRU must remember it."""
     toy = q_spec("DoubleDQN", net={"name": "RecurrentNet", "rnn_hidden_size": 8, "seq_len": 6, "optim_spec": {"name": "Adam", "lr": 0.01}})
     algorithm = agent_of(toy, info(1, DISCRETE, (2,))).algorithm
     assert isinstance(algorithm, QLearning)
@@ -423,7 +429,7 @@ def test_it_learns_what_only_memory_tells() -> None:
 
 @pytest.mark.parametrize("burn_in", [0, 3])
 def test_sequences_are_normalised_when_they_are_drawn(burn_in: int) -> None:
-    """The burn-in and the last observation of a segment too; padding stays 0."""
+    """The burn-in and the last observation of a segment are normalised too; padding stays 0."""
     plain, normalising = (build(info(3), burn_in=burn_in) for _ in range(2))
     for memory in (plain, normalising):
         feed(memory, ToyEnv(info(3), 1), 60)

@@ -1,4 +1,4 @@
-"""Self-imitation: its returns, its loss, its memory, and what it learns."""
+"""Tests of self-imitation learning: returns, loss, memory, and learning from rare successes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CASES = [(A2C, "OnPolicyBatchReplay"), (A2C, "OnPolicyReplay"), (A2C, "OnPolicyC
 
 
 def sil_spec(algorithm: dict[str, Any], memory: str = "OnPolicyBatchReplay", net: dict[str, Any] | None = None, **keys: Any) -> Spec:
-    """A toy spec with a replay of batches of 8."""
+    """Return a toy spec whose replay memory draws batches of 8."""
     toy = spec(algorithm, net, memory)
     return Spec.model_validate(toy.model_dump() | {"agent": toy.agent.model_dump() | {"memory": {"name": memory, "batch_size": 8, **keys}}})
 
 
 def first_value(obs_K: torch.Tensor, state_KS: torch.Tensor | None = None) -> torch.Tensor:
-    """A critic for tests: the first component."""
+    """Critic for tests: return the first component of each observation."""
     return obs_K.flatten(1)[:, 0].float()
 
 
@@ -41,7 +41,7 @@ Row = tuple[np.ndarray, np.ndarray, float]
 
 
 class Twin:
-    """Returns by brute force: a list of steps for each env, summed from behind at the episode's end."""
+    """Returns by brute force: lists the steps of each env and sums the rewards backwards at the end of each episode."""
 
     def __init__(self, num_envs: int, gamma: float) -> None:
         self.gamma = gamma
@@ -65,7 +65,7 @@ def key(row: Row) -> tuple[float, ...]:
 
 
 def fill(memory: SILReplay, env: ToyEnv, steps: int, every: int = 7) -> list[Row]:
-    """Step, taking in now and then; what the memory should hold."""
+    """Step the env and add finished episodes to the memory every `every` steps; return the rows that the memory should hold."""
     twin, rng = Twin(env.info.num_envs, memory.gamma), np.random.default_rng(3)
     obs, first, space = env.reset(), np.ones(env.info.num_envs, bool), env.info.action
     for t in range(steps):
@@ -82,7 +82,7 @@ def fill(memory: SILReplay, env: ToyEnv, steps: int, every: int = 7) -> list[Row
 
 
 def held(memory: SILReplay) -> list[Row]:
-    """Everything that can be drawn."""
+    """Return all rows that can be drawn."""
     ring = memory.ring
     rows = (ring.seen - 1 - np.arange(ring.size)) % ring.capacity
     obs = ring.store.observations(rows)
@@ -98,7 +98,10 @@ def held(memory: SILReplay) -> list[Row]:
 def test_returns_of_finished_episodes(
     replay: ReplaySpec | PrioritizedReplaySpec, next_step: bool, action: ActionSpace, shape: tuple[int, ...], dtype: str
 ) -> None:
-    """Several envs, dummy rows, both endings: what can be drawn is what the brute force says, and nothing of episodes under way."""
+    """The rows that can be drawn are those of the brute force; there are none of unfinished episodes.
+
+    The data have several envs, dummy rows and both kinds of episode ends.
+    """
     env_info = EnvInfo(3, info(3, action, shape, dtype).observation, action, max_frame=2_000)
     memory = SILReplay(replay, env_info, Clock(), np.random.default_rng(0), 0.9, first_value)
     expected = fill(memory, ToyEnv(env_info, 1, next_step), 200)
@@ -128,7 +131,10 @@ def test_an_episode_longer_than_the_memory() -> None:
 
 
 def test_truncated_returns_follow_v() -> None:
-    """A return is bootstrapped with V as it is when drawn, one that ended for good is what it is; and what is gone is forgotten."""
+    """Returns of truncated episodes are bootstrapped with the current V when drawn, returns of terminated episodes never change.
+
+    Last observations are deleted together with their episodes.
+    """
     scale = 1.0
     small = PrioritizedReplaySpec(name="PrioritizedReplay", batch_size=32, max_size=40)
     memory = SILReplay(small, info(3), Clock(), np.random.default_rng(0), 0.9, lambda obs_K, state_KS: scale * first_value(obs_K))
@@ -146,7 +152,7 @@ def test_truncated_returns_follow_v() -> None:
 
 
 def test_images_keep_their_stack() -> None:
-    """Frames of stacked images are kept once; what comes out is what went in, whole."""
+    """Each frame of stacked images is stored once, and drawn stacks are complete and unchanged."""
     space = ObservationSpace((4, 3, 3), "uint8", stack=4)
     env_info = EnvInfo(2, space, DISCRETE, max_frame=1_000)
     memory = SILReplay(UNIFORM, env_info, Clock(), np.random.default_rng(0), 0.9, lambda obs_K: torch.zeros(len(obs_K)))
@@ -184,7 +190,7 @@ def test_loss_by_hand() -> None:
 
 
 def test_gradients_of_the_loss() -> None:
-    """None from returns at or below V, none into V from the policy's loss, and V is raised towards returns above it."""
+    """Returns at or below V have no gradient, the policy loss has none for V, and V is raised towards returns above it."""
     logp, value = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True), torch.tensor([1.0, 5.0, 0.0], requires_grad=True)
     returns, weight = torch.tensor([3.0, 4.0, 0.0]), torch.ones(3)
     self_imitation_policy_loss(logp, returns, value, weight).backward()
@@ -198,7 +204,7 @@ def test_gradients_of_the_loss() -> None:
 @pytest.mark.parametrize("keys", [{}, {"sil_replay_name": "Replay"}, {"sil_replay_name": "SILReplay", "use_cer": True}])
 @pytest.mark.parametrize("scale", [{}, {"symlog": True}, {"normalize_v_targets": True}])
 def test_one_step_by_hand(keys: dict[str, Any], scale: dict[str, bool]) -> None:
-    """Loss, weights and priorities of a step, against the same spelt out; V is compared with R, whatever else the value loss compares."""
+    """Loss, weights and priorities of a step equal those computed by hand. V is compared with R, whatever the value loss compares."""
     algorithm = {**PPO, **scale, "sil_policy_loss_coef": 0.7, "sil_val_loss_coef": 0.3}
     agent = agent_of(sil_spec(algorithm, **keys), info(3))
     drive(agent, ToyEnv(info(3), 1), 30)
@@ -233,13 +239,13 @@ def test_training_sets_priorities() -> None:
     assert len(set(ring.tree.get(np.arange(ring.size)).round(6))) > 5
     imitated = [m for m in metrics if "sil_loss" in m.extra]
     assert imitated
-    # three batches, two steps on each, besides PPO's four minibatches
+    # three batches with two steps each, in addition to PPO's four minibatches
     assert agent.clock.opt_step == 4 * len(metrics) + 6 * len(imitated)
 
 
 @pytest.mark.parametrize(("algorithm", "memory"), CASES)
 def test_without_coefficients_it_is_the_on_policy_algorithm(algorithm: dict[str, Any], memory: str) -> None:
-    """Step for step in the weights, so that the imitation takes nothing of its streams."""
+    """Without coefficients the weights are equal in each step, so imitation draws nothing from the algorithm's random streams."""
     plain = {**algorithm, "name": {"SIL": "ActorCritic", "PPOSIL": "PPO"}[algorithm["name"]]}
     with_sil, without = agent_of(sil_spec({**algorithm, **NO_COEFS}, memory), info(3)), agent_of(spec(plain, memory=memory), info(3))
     ours, theirs = (drive(agent, ToyEnv(info(3), 4, next_step=True), 60) for agent in (with_sil, without))
@@ -284,7 +290,10 @@ def test_images() -> None:
 
 
 class Corridor:
-    """Four envs of a walk over LENGTH places: right goes on, left back to the start; only the end pays, and rarely is reached by chance."""
+    """Four envs with a walk over LENGTH positions: right moves on, left returns to the start.
+
+    Only the last position has a reward, and random actions rarely reach it.
+    """
 
     LENGTH, LIMIT, N = 7, 20, 4
 
@@ -309,7 +318,7 @@ class Corridor:
 
 
 def wins(coefs: dict[str, float], seed: int) -> int:
-    """Successes while A2C learns for 1600 frames."""
+    """Return the number of successes while A2C learns for 1600 frames."""
     env = Corridor()
     drive(agent_of(sil_spec({**A2C, **coefs}), env.info, seed), env, 400)  # type: ignore[arg-type]  # it has what a ToyEnv has
     return env.wins
@@ -317,7 +326,7 @@ def wins(coefs: dict[str, float], seed: int) -> int:
 
 @pytest.mark.slow
 def test_rare_success_is_imitated() -> None:
-    """The paper's claim: with sparse rewards, imitating the few good episodes learns what fresh experience alone forgets."""
+    """The paper's claim: with sparse rewards, imitation of the few good episodes keeps what fresh experience alone forgets."""
     imitating, alone = ([wins(coefs, seed) for seed in range(3)] for coefs in ({}, NO_COEFS))
     assert all(a > b for a, b in zip(imitating, alone, strict=True))
     assert sum(imitating) > 2 * sum(alone)

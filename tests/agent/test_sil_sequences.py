@@ -1,4 +1,4 @@
-"""Self-imitation of a recurrent net: its sequences, returns and loss, against the net run step by step."""
+"""Tests of self-imitation with a recurrent net: sequences, returns and loss against the net run step by step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = tuple[np.ndarray, np.ndarray, bool, int, float]
 
 
 def filled(algorithm: dict[str, Any], shared: bool = False, **keys: Any) -> tuple[Agent, list[Row]]:
-    """An agent that has acted without learning, and what its replay should hold: whole episodes, by the order of their ends."""
+    """Return an agent that has acted without learning, and the rows its replay should hold: whole episodes in the order of their ends."""
     agent = agent_of(sil_spec(algorithm, net={**LSTM, "shared": shared}, max_size=120, burn_in=3, **keys), info(3))
     sil: Any = agent.algorithm
     env, acting, rows = ToyEnv(info(3), 4), Acting(agent, 3), []
@@ -97,7 +97,7 @@ def test_sequences_and_loss_by_hand(algorithm: dict[str, Any], shared: bool) -> 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("memory", ["OnPolicyBatchReplay", "OnPolicyReplay"])
 def test_resumed_is_straight(memory: str) -> None:
-    """Unfinished episodes with their states, the sequences, and the states before truncated ends."""
+    """Resuming restores unfinished episodes with their states, the sequences, and the states before truncated ends."""
 
     def agent() -> Agent:
         return agent_of(sil_spec(A2C, memory, net=LSTM), info(3))

@@ -1,4 +1,4 @@
-"""SimBa nets against a twin written in numpy, their initialisation, and their passes without a graph against autograd."""
+"""Tests of SimBa nets: outputs against a numpy implementation, initialisation, and passes without a graph against autograd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def normed(x: np.ndarray, gain: np.ndarray, bias: np.ndarray) -> np.ndarray:
 
 
 def twin(net: torch.nn.Module, prefix: str, x: np.ndarray) -> np.ndarray:
-    """Features of a body, layer by layer from the paper's figure."""
+    """Return the features of a body, computed layer by layer as in the paper's figure."""
     w = {name: value.numpy().astype(np.float64) for name, value in net.state_dict().items()}
     x = x @ w[f"{prefix}.0.weight"].T + w[f"{prefix}.0.bias"]
     for block in (1, 2):
@@ -78,7 +78,7 @@ def test_initial_weights() -> None:
 @pytest.mark.parametrize("small", [True, False], ids=["numpy", "torch"])
 @pytest.mark.parametrize("keys", [{}, {"width": 160, "blocks": 1}, {"blocks": 3}], ids=str)
 def test_gradients_are_those_of_autograd(keys: dict[str, Any], small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all rows, and of some rows of a pass that is no longer the last one."""
+    """Gradients equal those of autograd for all rows, and for some rows of a pass that is no longer the latest one."""
     if not small:
         for name in ("NUMPY_PRODUCT_ROWS", "TORCH_ACTIVATION_SIZE"):
             monkeypatch.setattr(direct_layers, name, 0)
@@ -106,7 +106,7 @@ def test_gradients_are_those_of_autograd(keys: dict[str, Any], small: bool, monk
 
 
 def test_critics_and_the_gradient_of_their_actions() -> None:
-    """The minimum of both critics has a gradient in only one of them for each row."""
+    """Critics and action gradients equal autograd, also for rows in which only one critic has a gradient, as with the minimum."""
     torch.manual_seed(2)
     critics = build_critics(spec(), VECTOR, CONTINUOUS)
     flat = FlatParams(critics)

@@ -1,4 +1,4 @@
-"""SimbaV2 nets against numbers worked by hand and a twin in numpy; weights stay on the hypersphere in every way of stepping them."""
+"""Tests of SimbaV2 nets against numbers computed by hand and numpy; weights stay on the hypersphere in every kind of step."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def set_to(layer: torch.nn.Linear, rows: list[list[float]]) -> None:
 
 
 def test_the_embedding_by_hand() -> None:
-    """[4, 0, 3] has norm 5; with W = rows e₁ and e₃ the features are [0.8, 0.6] · √(2/2), of norm 1."""
+    """[4, 0, 3] has norm 5. If W has the rows e₁ and e₃, the features are [0.8, 0.6] · √(2/2), which have norm 1."""
     embedding = UnitEmbedding(2, 2)
     set_to(embedding.linear, [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     torch.testing.assert_close(embedding(torch.tensor([[4.0, 0.0], [0.0, -4.0]])), torch.tensor([[0.8, 0.6], [0.0, 1.0]]))
-    torch.testing.assert_close(embedding(torch.zeros(1, 2)), torch.tensor([[0.0, 1.0]]))  # the constant is what is left
+    torch.testing.assert_close(embedding(torch.zeros(1, 2)), torch.tensor([[0.0, 1.0]]))  # only the appended constant remains
 
 
 def test_a_block_by_hand() -> None:
-    """h = [0.6, 0.8]; hidden units see h₁, h₂, −h₁, −h₂ twice; the block's MLP returns [1, 0], and α is 1/2 of one block."""
+    """h = [0.6, 0.8]; the hidden units are h₁, h₂, −h₁, −h₂, twice. The block's MLP returns [1, 0], and α is 1/2 with one block."""
     block = UnitBlock(2, 1)
     set_to(block.expand, [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]] * 2)
     set_to(block.contract, [[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
@@ -88,7 +88,7 @@ def test_the_forward_pass_is_that_of_the_paper() -> None:
 
 
 def row_norms(flat: FlatParams) -> torch.Tensor:
-    """Norms of the rows of all matrices of a net."""
+    """Return the norms of the rows of all matrices of a net."""
     return torch.cat([weight.detach().norm(dim=1) for weight in flat.params if weight.dim() == 2])
 
 
@@ -108,11 +108,11 @@ def test_weights_have_norm_1_after_each_step(optimizer: str) -> None:
         torch.testing.assert_close(row_norms(flat), torch.ones_like(row_norms(flat)))
     assert (flat.param != before).float().mean() > 0.9
     gains = [one for name, one in critics.named_parameters() if name.endswith("gain")]
-    assert any((gain.detach() - gain.detach()[0]).abs().max() > 1e-3 for gain in gains)  # scales are free
+    assert any((gain.detach() - gain.detach()[0]).abs().max() > 1e-3 for gain in gains)  # scales are not normalised
 
 
 def test_critics_of_images_stay_on_the_sphere_too() -> None:
-    """Their actions enter after the body."""
+    """Weights of critics of images, whose actions enter after the body, lie on the hypersphere too."""
     critics = build_critics(spec(), ObservationSpace((3, 4, 4), "uint8"), ActionSpace("continuous", (), 2))
     flat = FlatParams(critics)
     assert "joint.0.linear.weight" in "".join(name for name, _ in critics.named_parameters())
@@ -135,7 +135,7 @@ def test_a_frozen_weight_keeps_its_norm() -> None:
 
 
 def test_all_nets_of_an_agent_that_learns() -> None:
-    """Those of actor and critics after updates; target nets are averages, whose rows are shorter."""
+    """Updates keep actor and critics on the hypersphere. Target nets are averages, so their rows are shorter."""
     net = {"name": "SimbaV2Net", "width": 8, "blocks": 1, "optim_spec": {"name": "Adam", "lr": 0.01}}
     agent, env = build(CONTINUOUS, name="DistributionalSAC", net=net | {"update_type": "polyak", "polyak_coef": 0.3})
     drive(agent, env, 40)

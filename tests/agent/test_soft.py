@@ -1,4 +1,4 @@
-"""The objectives of soft actor-critic against the same formulas through autograd."""
+"""Tests of the objectives of soft actor-critic against the same formulas through autograd."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_gradient_of_the_actor_is_that_of_autograd(penalty: float, mean: flo
     found = discrete_actor_loss(params_BA.detach(), q_BA, 0.3, penalty, before)
     policy = Categorical(logits=params_BA)
     entropy = policy.entropy().mean()
-    reference = entropy.detach() if mean is None or mean != mean else mean  # the entropy itself where there is no average yet
+    reference = entropy.detach() if mean is None or mean != mean else mean  # the entropy itself if there is no average yet
     loss = (policy.probs * (0.3 * policy.logits - q_BA)).sum(1).mean() + penalty / 2 * (reference - entropy) ** 2
     (expected,) = torch.autograd.grad(loss, params_BA)
     torch.testing.assert_close(found.loss, loss.detach())

@@ -1,4 +1,4 @@
-"""Soft actor-critic and CrossQ: the squashed Gaussian, the critics, each equation on tiny nets, and what specs may not ask for."""
+"""Tests of soft actor-critic and CrossQ: the squashed Gaussian, the critics, each equation on tiny nets, and invalid specs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def algorithm_of(agent: Agent) -> SoftActorCritic:
 
 
 def transitions(action_B: Tensor, seed: int = 0, weight_B: Tensor | None = None, logp_B: Tensor | None = None) -> Transitions:
-    """Random ones; those of odd rows terminate."""
+    """Return random transitions, of which the odd rows terminate."""
     rng = torch.Generator().manual_seed(seed)
     B = len(action_B)
     terminated_B = (torch.arange(B) % 2).float()
@@ -81,7 +81,7 @@ def transitions(action_B: Tensor, seed: int = 0, weight_B: Tensor | None = None,
 
 
 class Scripted:
-    """A random generator whose normals are given."""
+    """Random generator that returns given normal numbers."""
 
     def __init__(self, *noise: np.ndarray) -> None:
         self.noise = [item.astype(np.float32) for item in noise]
@@ -103,7 +103,7 @@ def test_log_prob_is_the_change_of_variables() -> None:
     loc, std = params[:, :2].double(), params[:, 2:].double().exp()
     u = loc + std * noise.double()
     expected = (torch.distributions.Normal(loc, std).log_prob(u) - torch.log(1.0 - torch.tanh(u) ** 2)).sum(1)
-    near = u.abs().amax(1) < 3.0  # beyond, the textbook form of the correction loses digits
+    near = u.abs().amax(1) < 3.0  # beyond 3 the textbook form of the correction loses precision
     torch.testing.assert_close(logp[near].double(), expected[near], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(action.double(), torch.tanh(u), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(distribution.log_prob(params, action)[near], logp[near], rtol=1e-2, atol=2e-2)
@@ -131,7 +131,7 @@ def test_numpy_draws_are_the_same_distribution() -> None:
 
 @pytest.mark.parametrize("of_state", [True, False])
 def test_rsample_has_the_derivative(of_state: bool) -> None:
-    """Of actions and log-probabilities, against autograd through torch's Normal; no gradient flows to a log σ beyond its bounds."""
+    """Gradients of actions and log-probabilities equal autograd of torch's Normal. A log σ beyond its bounds has no gradient."""
     rng = torch.Generator().manual_seed(3)
     noise, grad_action, grad_logp = torch.randn(5, 2, generator=rng), torch.randn(5, 2, generator=rng), 0.7
     params = torch.randn(5, 4 if of_state else 2, generator=rng).requires_grad_()
@@ -244,13 +244,13 @@ ARC_NET = {"name": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": [{"
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    ("kwargs", "width"),  # outputs of the layer that is bounded
+    ("kwargs", "width"),  # outputs of the layer whose norm is bounded
     [
         ({"net": {**MLP, "hid_layers": [7, 5]}}, 5),
         ({"net": {**MLP, "hid_layers": [7, 5]}, "action": DISCRETE}, 5),
         ({"net": ARC_NET}, 8),
         ({"net": {**CONV, "fc_hid_layers": [9, 6]}, "shape": (3, 9, 9), "dtype": "uint8", "action": DISCRETE}, 6),
-        ({"net": {**CONV, "fc_hid_layers": [6]}, "shape": (3, 9, 9), "dtype": "uint8"}, 6),  # with the action: one more layer
+        ({"net": {**CONV, "fc_hid_layers": [6]}, "shape": (3, 9, 9), "dtype": "uint8"}, 6),  # one more layer, for the action
         ({"name": "CrossQ", "critic_net": {**MLP, "hid_layers": [7, 5], "batch_norm": True}}, 5),
     ],
 )
@@ -282,7 +282,7 @@ def test_a_target_net_that_moves_slowly_is_normalised_too() -> None:
 
 
 def with_alpha(algorithm: SoftActorCritic, alpha: float) -> SoftActorCritic:
-    """The algorithm with a fixed temperature."""
+    """Return the algorithm with a fixed temperature."""
     algorithm.temperature.value = lambda frame: alpha  # type: ignore[method-assign]
     return algorithm
 
@@ -386,7 +386,7 @@ def test_bandit_policy_is_the_softmax_of_rewards_over_alpha() -> None:
 
 
 def temperature_of(action: ActionSpace = CONTINUOUS, max_frame: int = 1000, **keys: Any) -> tuple[Temperature, OptimizerGroup]:
-    """A temperature, and the optimizer group of the actor, which sets its learning rate."""
+    """Return a temperature and the optimizer group of the actor, which sets its learning rate."""
     spec = sac_spec(**keys)
     assert isinstance(spec.agent.algorithm, SoftActorCriticSpec)
     assert spec.agent.net is not None
@@ -397,7 +397,7 @@ def temperature_of(action: ActionSpace = CONTINUOUS, max_frame: int = 1000, **ke
 @pytest.mark.parametrize("alpha_lr", [None, 0.07])
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "SGD"])
 def test_temperature_has_the_actors_optimizer_and_schedule(name: str, alpha_lr: float | None) -> None:
-    """Against autograd through J(α) = −α (H̄ − H), eq. 18, by log α, and the optimizer and scheduler of torch."""
+    """Steps equal those of torch's optimizer and scheduler on log α with the loss J(α) = −α (H̄ − H), eq. 18."""
     kwargs = {"betas": (0.5, 0.99)} if name.startswith("Adam") else {}
     net = {**MLP, "optim_spec": {"name": name, "lr": 0.02, **kwargs}, "lr_scheduler_spec": {"name": "StepLR", "step_size": 3, "gamma": 0.5}}
     temperature, actor = temperature_of(net=net, target_entropy=-1.0, **({} if alpha_lr is None else {"alpha_lr": alpha_lr}))
@@ -418,7 +418,7 @@ def test_temperature_has_the_actors_optimizer_and_schedule(name: str, alpha_lr: 
 
 
 class Recording:
-    """A store of one process that runs what it is given, and records its name."""
+    """Store of one process that runs the functions it is given and records the names of their sections."""
 
     workers, index, remote, fresh = 2, 0, False, True
 
@@ -434,7 +434,7 @@ class Recording:
     "optim", [{"name": "Adam", "lr": 0.02}, {"name": "SGD", "lr": 0.02, "momentum": 0.9}], ids=lambda optim: optim["name"]
 )
 def test_a_shared_temperature(optim: dict[str, Any]) -> None:
-    """It is stepped by the store, and what processes do not share of its optimizer is saved with each."""
+    """The store steps the temperature, and each process saves the parts of its optimizer that are not shared."""
     (temperature, _), (resumed, _) = (temperature_of(net={**MLP, "optim_spec": optim}, target_entropy=-1.0) for _ in range(2))
     arrays = {name: shared.values for name, shared in temperature.shared_arrays().items()}
     store = Recording()
@@ -512,7 +512,7 @@ def test_the_first_temperature() -> None:
 
 @pytest.mark.parametrize("net", [MLP, {**MLP, "layer_norm": True}], ids=["stacked", "separate"])
 def test_gradients_of_critics_are_clipped_by_the_norm_of_each(net: dict[str, Any]) -> None:
-    """One step of SGD with a rate of 1 moves each critic by its clipped gradient."""
+    """One SGD step with a learning rate of 1 moves each critic by its gradient, clipped by its own norm."""
     net, moved = {**net, "optim_spec": {"name": "SGD", "lr": 1.0}}, []
     batch = transitions(torch.rand(6, 2) - 0.5)
     for clip in (None, 0.01):
@@ -563,7 +563,7 @@ def test_policy_delay_counts_the_critics_steps() -> None:
 def test_an_update_is_training_iter_batches(training_iter: int | None, steps: int) -> None:
     agent, env = build(training_iter=training_iter)
     updates = len(drive(agent, env, 6))
-    assert updates == 6  # 3 transitions a step, at most one update a step, and training_start_step is 0
+    assert updates == 6  # 3 transitions and at most one update per step; training_start_step is 0
     assert agent.clock.opt_step == steps * updates == algorithm_of(agent).critic_steps
 
 
@@ -629,7 +629,7 @@ def test_crossq_statistics_are_of_both_states(action: ActionSpace) -> None:
     for norm in norms:
         torch.testing.assert_close(norm.running_mean[:4], 0.01 * both.mean(0))
     before = algorithm.trainer.flat.buffer.clone()
-    algorithm.meter.begin()  # layers as for learning
+    algorithm.meter.begin()  # layers in training mode
     with_alpha(algorithm, 0.3)._actor_step(batch, torch.randn(2, 6, 3))
     assert torch.equal(before, algorithm.trainer.flat.buffer), "the actor's loss leaves the statistics alone"
 
@@ -644,7 +644,7 @@ def test_crossq_has_no_target_net_and_values_both_states_alike() -> None:
     torch.testing.assert_close(q, next_q)
 
 
-# what does not fit
+# invalid specs
 
 
 @pytest.mark.parametrize(
@@ -680,7 +680,7 @@ def test_all_problems_are_reported_together() -> None:
     ],
 )
 def test_what_has_no_effect_is_a_notice(action: ActionSpace, keys: dict[str, Any], path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """And the update is that of a spec without the key."""
+    """A key without effect causes a notice, and the update equals that of a spec without the key."""
     after = []
     for given in (keys, {}):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The tree of sums against sums."""
+"""Tests of the sum tree against plain sums."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from slm_lab.agent.replay.replay import SumTree
 
 SIZES = [1, 2, 63, 64, 65, 4095, 4096, 4097, 64**3 + 1]
-"""One to four levels, full ones and ones that overflow."""
+"""Sizes of trees with one to four levels, including full levels and one leaf more."""
 quick = settings(max_examples=60, deadline=None)
 
 
 def filled(size: int, seed: int, zeros: float = 0.5) -> tuple[SumTree, np.ndarray]:
-    """A tree with whole weights, so that every sum is exact, and the weights."""
+    """Return a tree with integer weights, so that every sum is exact, and the weights."""
     rng = np.random.default_rng(seed)
     weights = rng.integers(1, 9, size).astype(np.float64) * (rng.random(size) >= zeros)
-    weights[rng.integers(size)] = 5.0  # one at least
+    weights[rng.integers(size)] = 5.0  # at least one is positive
     tree = SumTree(size)
     tree.set(np.arange(size), weights)
     return tree, weights
@@ -42,7 +42,7 @@ def test_find_is_a_search_in_the_running_sum(size: int, zeros: float) -> None:
 @quick
 @given(st.integers(1, 5000), st.lists(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5)), min_size=1, max_size=40), max_size=6))
 def test_sets_against_an_array(size: int, rounds: list[list[tuple[int, int]]]) -> None:
-    """Also where an index occurs twice in one call: the last counts."""
+    """Weights equal those of an array. If an index occurs twice in one call, the last weight counts."""
     tree, twin = SumTree(size), np.zeros(size)
     for pairs in rounds:
         index = np.array([number % size for number, _ in pairs])
@@ -52,14 +52,14 @@ def test_sets_against_an_array(size: int, rounds: list[list[tuple[int, int]]]) -
         assert tree.total == twin.sum()
         assert np.array_equal(tree.get(np.arange(size)), twin)
         if twin.any():
-            masses = np.arange(int(twin.sum())).astype(np.float64)  # every whole mass: each index as often as it weighs
+            masses = np.arange(int(twin.sum())).astype(np.float64)  # each index is found as often as its weight
             assert np.array_equal(np.bincount(tree.find_by_cumulative_weight(masses), minlength=size), twin)
 
 
 @quick
 @given(st.integers(1, 300), st.integers(0, 10**6), st.integers(-300, 300))
 def test_rounding_never_finds_a_weight_of_zero(size: int, seed: int, exponent: int) -> None:
-    """Weights of any magnitude, beside others 10^12 times as heavy, and masses up to the very end."""
+    """A weight of 0 is never found, for weights of any magnitude beside others 10^12 times as large, up to the total weight."""
     rng = np.random.default_rng(seed)
     scale = 10.0 ** rng.uniform(-12, 0, size) * 10.0**exponent
     weights = np.where(rng.random(size) < 0.7, 0.0, scale)
@@ -71,7 +71,7 @@ def test_rounding_never_finds_a_weight_of_zero(size: int, seed: int, exponent: i
 
 
 def test_no_error_builds_up() -> None:
-    """Sums are made afresh: a tree that has held great weights is as exact as a new one."""
+    """Sums are recomputed, so a tree that has held large weights is as exact as a new tree."""
     rng = np.random.default_rng(0)
     tree = SumTree(200)
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""When target nets move: each algorithm beside the rule, written out here."""
+"""Tests of the updates of target nets: each algorithm against its rule, written out in this file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def target_of(toy: Agent) -> TargetNet[Any]:
 
 
 def steps(toy: Agent, number: int) -> Iterator[bool]:
-    """Return an iterator that tells after each vector step whether the agent has trained in it."""
+    """Return an iterator over vector steps that yields whether the agent trained in each step."""
     return (metrics is not None for metrics in islice(drive_on(toy, ToyEnv(toy.algorithm.info, seed=1)), number))
 
 
@@ -42,7 +42,7 @@ def source(toy: Agent) -> Tensor:
 
 
 def critics_after_policy_steps(toy: Agent) -> list[Tensor]:
-    """Filled with the critics' parameters after each step of the actor."""
+    """Return a list to which the critics' parameters are appended at each step of the actor."""
     seen: list[Tensor] = []
     algorithm = toy.algorithm
     assert isinstance(algorithm, SoftActorCritic)
@@ -92,7 +92,7 @@ def test_without_update_type_the_target_net_is_a_copy(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["DQN", "SoftActorCritic"])
 def test_a_polyak_coef_of_0_keeps_the_target_net(name: str) -> None:
-    """No update is due, which is what the checks of mode dev ask for."""
+    """With a coefficient of 0 no update is due, which the checks of mode dev rely on."""
     toy = agent(name, DISCRETE, {"update_type": "polyak", "polyak_coef": 0.0})
     before = target_of(toy).flat.param.clone()
     assert sum(steps(toy, 40)) > 5
@@ -125,7 +125,7 @@ def test_soft_actor_critic_copies_in_the_first_training_past_a_multiple(update_f
     critics, expected, due, copies = critics_after_policy_steps(toy), target_of(toy).flat.param.clone(), False, 0
     for trained in steps(toy, 60):
         due |= toy.clock.frame % update_frequency < ENVS
-        if trained and critics and due:  # after each of its gradient steps, so the last one remains
+        if trained and critics and due:  # copied after each gradient step, so the last copy remains
             expected, copies, due = critics[-1], copies + len(critics), False
         critics.clear()
         assert torch.equal(target_of(toy).flat.param, expected)

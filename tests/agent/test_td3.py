@@ -1,4 +1,4 @@
-"""TD3 and DDPG: targets and delay by hand, gradients against autograd, exploration, and what specs may not ask for."""
+"""Tests of TD3 and DDPG: targets and delay computed by hand, gradients against autograd, exploration, and invalid specs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_target_is_the_lower_critic_of_the_smoothed_target_action() -> None:
     assert algorithm.target is not None
     with torch.no_grad():
         q = algorithm.target.net(batch.next_obs_B, torch.zeros(ROWS, 2))
-        list(algorithm.target.net.parameters())[-1][1] += (q[0] - q[1]).median()  # so that either critic is sometimes the lower one
+        list(algorithm.target.net.parameters())[-1][1] += (q[0] - q[1]).median()  # so that each critic is lower in some rows
     _, _, found = algorithm.values_and_targets(batch)
     with torch.no_grad():
         action = torch.tanh(algorithm.actor_target.net.actor(batch.next_obs_B))
@@ -118,7 +118,7 @@ def test_gradients(name: str, on: bool, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_gradients_of_images() -> None:
-    """Critics whose actions join after the convolutions: only the first of them is computed for the actor."""
+    """Critics of images, whose actions enter after the convolutions: the actor's step computes only the first critic."""
     algorithm = algorithm_of(build(shape=(3, 12, 12), dtype="uint8", net=CONV)[0])
     images = torch.randint(0, 255, (2, ROWS, 3, 12, 12), dtype=torch.uint8)
     batch = transitions(torch.rand(ROWS, 2) - 0.5)._replace(obs_B=images[0], next_obs_B=images[1])

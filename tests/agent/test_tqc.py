@@ -1,4 +1,4 @@
-"""TQC: dropped quantiles and targets by hand, losses against all pairs through autograd, and what specs may not ask for."""
+"""Tests of TQC: dropped quantiles and targets computed by hand, losses against all pairs through autograd, and invalid specs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_greatest_quantiles_of_all_critics_are_dropped() -> None:
 
 
 def all_pairs(quantile_CBM: Tensor, target_BK: Tensor, weight_B: Tensor) -> Tensor:
-    """The loss by its definition, one pair at a time."""
+    """Return the loss by its definition, one pair at a time."""
     loss = quantile_CBM.new_zeros(())
     for critic in quantile_CBM:
         for row in range(len(critic)):

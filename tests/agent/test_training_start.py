@@ -1,4 +1,4 @@
-"""Before the first training: how many transitions, and what acts."""
+"""Tests of the phase before the first training call: number of transitions, and the policy that acts."""
 
 from __future__ import annotations
 

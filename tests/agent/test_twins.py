@@ -1,4 +1,4 @@
-"""Updates of on-policy algorithms, against plain autograd written out here: nets called step by step, distributions of torch."""
+"""Tests of updates of on-policy algorithms against plain autograd, with nets called step by step and distributions of torch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def gathered(case: Case) -> tuple[Agent, Any]:
 
 
 def features(body: Any, obs_N: Tensor, first_N: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """One step of a body, with a state that is zeroed where an episode begins."""
+    """Run one step of a body, with a state that is set to zero where an episode begins."""
     x = body.layers(obs_N)
     if not hasattr(body, "cell"):
         return x, None
@@ -71,7 +71,10 @@ def features(body: Any, obs_N: Tensor, first_N: Tensor, state: Any) -> tuple[Ten
 
 
 def outputs(net: Any, rollout: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Parameters [T, N, P] and values [T, N] with gradients inside sequences, and values of the true next observations [T, N]."""
+    """Return parameters [T, N, P], values [T, N], and values of the true next observations [T, N].
+
+    Gradients flow inside sequences.
+    """
     T, cut = len(rollout.reward_TN), rollout.truncations
     states: list[Any] = [None, None]
     params, values, nexts = [], [], []

@@ -1,4 +1,4 @@
-"""V-trace against the published sum, against what it is without lag, and on experience of an old policy."""
+"""Tests of V-trace against the published sum, without lag, and on experience of an old policy."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ SGD = {"optim_spec": {"name": "SGD", "lr": 0.1}}
 
 
 def stale_rollout(seed: int, T: int, N: int) -> dict[str, torch.Tensor]:
-    """As `random_rollout`, with a log ratio, and V of the next observation that of the next row where the episode goes on."""
+    """Return a `random_rollout` with a log ratio. Within an episode, V of the next observation is the V of the next row."""
     r = random_rollout(seed, T, N)
     r["next_value"][:-1] = torch.where(r["done"][:-1], r["next_value"][:-1], r["value"][1:])
     r["log_ratio"] = torch.randn(T, N, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -40,7 +40,7 @@ def run(r: dict[str, torch.Tensor], lam: float = LAM, rho_bar: float = RHO_BAR, 
 
 
 def brute_target(r: dict[str, torch.Tensor], s: int, n: int, lam: float) -> float:
-    """V(x_s) + Σ_t γ^{t−s} (Π_{i<t} c_i) δ_t V up to the end of the episode or the rollout, eq. 1 of arXiv:1802.01561."""
+    """Return V(x_s) + Σ_t γ^{t−s} (Π_{i<t} c_i) δ_t V up to the end of the episode or the rollout, eq. 1 of arXiv:1802.01561."""
     total, weight = float(r["value"][s, n]), 1.0
     for t in range(s, len(r["reward"])):
         ratio = math.exp(float(r["log_ratio"][t, n]))
@@ -53,7 +53,7 @@ def brute_target(r: dict[str, torch.Tensor], s: int, n: int, lam: float) -> floa
 
 
 def brute_advantage(r: dict[str, torch.Tensor], t: int, n: int, lam: float) -> float:
-    """r + γ [(1 − λ) V + λ vs] − V, the future once more V where nothing was seen of it, and 0 after a termination."""
+    """Return r + γ [(1 − λ) V + λ vs] − V, with V in place of vs after the last recorded step, and 0 for both after a termination."""
     following = 0.0 if r["terminated"][t, n] else float(r["next_value"][t, n])
     if not r["done"][t, n] and t < len(r["reward"]) - 1:
         following = (1 - lam) * following + lam * brute_target(r, t + 1, n, lam)
@@ -75,7 +75,7 @@ def test_against_brute_force(seed: int, T: int, N: int, lam: float) -> None:
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), T=st.integers(1, 20), lam=st.sampled_from([0.0, LAM, 1.0]))
 def test_without_lag(seed: int, T: int, lam: float) -> None:
-    """Ratio 1: advantages are GAE(λ), targets V + GAE(λ), which for λ = 1 are the returns."""
+    """With a ratio of 1, advantages are GAE(λ) and targets are V + GAE(λ), which are the returns for λ = 1."""
     r = stale_rollout(seed, T, 2)
     r["log_ratio"].zero_()
     trace = run(r, lam, 1.0, 1.0)
@@ -102,7 +102,7 @@ def test_shapes_are_checked() -> None:
 
 
 def with_rollout(algorithm: dict[str, Any], **how: Any) -> tuple[Agent, Rollout]:
-    """An agent and a rollout that it has gathered."""
+    """Return an agent and a rollout that it has gathered."""
     agent = gathered(algorithm, **how)
     return agent, agent.algorithm.memory.rollout()
 
@@ -128,7 +128,7 @@ ON_POLICY: list[tuple[dict[str, Any], dict[str, Any], ActionSpace]] = [
 def test_its_own_rollouts_are_learned_from_as_ever(
     algorithm: dict[str, Any], net: dict[str, Any], action: ActionSpace, next_step: bool
 ) -> None:
-    """Contract: on what the very policy has gathered, an update with V-trace is the update without."""
+    """On rollouts of the current policy, an update with V-trace equals the update without V-trace."""
     weights, losses = [], []
     for with_vtrace in (False, True):
         agent, rollout = with_rollout({**algorithm, "with_vtrace": with_vtrace}, net=net, action=action, next_step=next_step)
@@ -153,14 +153,14 @@ def test_bounds_have_an_effect(algorithm: dict[str, Any], key: str) -> None:
 
 @pytest.mark.parametrize("net", [MLP, {**MLP, "shared": True}, RNN])
 def test_log_ratio_is_the_present_policy_to_the_one_that_acted(net: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In microbatches and in chunks of seq_len, from the stored hidden state; what is not asked for is not computed."""
+    """The log ratio is computed in microbatches and chunks of seq_len, from the stored hidden state, and only if it is requested."""
     agent, rollout = with_rollout({**ACTOR_CRITIC, "with_vtrace": True}, net=net, next_step=True)
     agent.update()
     algorithm, actor = agent.algorithm, agent.policy.net
     passes: list[int] = []
     with actor.actor_head.register_forward_hook(lambda *_: passes.append(1)):
         assert compute_critic_outputs(actor, rollout, algorithm.seq_len).params_TNP is None
-    assert bool(passes) == (net is RNN)  # whose unroll has always been one
+    assert bool(passes) == (net is RNN)  # a recurrent unroll always computes the actor too
     monkeypatch.setattr("slm_lab.agent.rollout.minibatch.MICROBATCH_BYTES", 5 * 16)  # of 33 observations of 16 bytes
     ratio_TN = log_ratio(algorithm.distribution, rollout, compute_critic_outputs(actor, rollout, algorithm.seq_len, actor=True))
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_log_ratio_is_the_present_policy_to_the_one_that_acted(net: dict[str, An
     expected = torch.distributions.Categorical(logits=logits).log_prob(rollout.action_TN) - rollout.logp_TN
     assert torch.allclose(ratio_TN, expected, atol=1e-5)
     assert expected.abs().max() > 0.01
-    # a transition that a sampler masks for its lag is still one that corrections pass through, by its own ratio
+    # corrections still use the ratio of a transition that a sampler masks because of its lag
     masked = replace(rollout, valid_TN=torch.zeros_like(rollout.valid_TN))
     assert torch.equal(
         log_ratio(algorithm.distribution, masked, compute_critic_outputs(actor, masked, algorithm.seq_len, actor=True)), ratio_TN
@@ -189,7 +189,7 @@ def test_a_row_that_is_no_transition_spreads_nothing() -> None:
 
 
 def test_actor_critic_weighs_after_standardising() -> None:
-    """−mean ρ Â log π with Â standardised, on a rollout of an older policy."""
+    """On a rollout of an older policy, the loss is −mean ρ Â log π with Â standardised."""
     agent, rollout = with_rollout({**ACTOR_CRITIC, "with_vtrace": True, "val_loss_coef": 0.0, "entropy_coef_spec": ZERO})
     rollout.logp_TN[:] += torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
     trace, logp = by_hand(agent, rollout, 0.9)
@@ -198,7 +198,7 @@ def test_actor_critic_weighs_after_standardising() -> None:
 
 
 def test_ppo_weighs_by_the_ratio_once() -> None:
-    """The surrogate's ratio is to the policy that acted, so that ρ must not come in a second time."""
+    """The ratio of the surrogate refers to the policy that acted, so the loss must not be multiplied by ρ as well."""
     keys = {"training_epoch": 1, "minibatch_size": 1000, "val_loss_coef": 0.0, "entropy_coef_spec": ZERO, "normalize_advantages": False}
     agent, rollout = with_rollout({**PPO, **keys, "with_vtrace": True, "lam": 0.9})
     rollout.logp_TN[:] += torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
@@ -210,7 +210,7 @@ def test_ppo_weighs_by_the_ratio_once() -> None:
 
 @torch.no_grad()
 def by_hand(agent: Agent, rollout: Rollout, lam: float) -> tuple[VTrace, torch.Tensor]:
-    """V-trace of a feed-forward net's rollout, and the net's log π(a|s) [T, N]."""
+    """Return V-trace of a feed-forward net's rollout, and the net's log π(a|s) [T, N]."""
     net, cut = agent.policy.net, rollout.truncations
     params, value = net(rollout.obs_TN.flatten(0, 1))  # type: ignore[misc]
     value = value.view(11, 3)
@@ -221,14 +221,14 @@ def by_hand(agent: Agent, rollout: Rollout, lam: float) -> tuple[VTrace, torch.T
     return vtrace(logp - rollout.logp_TN, *rows, 0.99, lam, 1.0, 1.0), logp
 
 
-# Two states. In the first, action 0 ends the episode with ½, action 1 leads to the second; there action 0 gives 0, action 1 gives 1.
-# The old policy does either in the first state; in the second action 1 once in four times, which is worth less than the ½.
+# In the first state, action 0 ends the episode with reward ½, action 1 leads to the second state, where action 0 gives 0, action 1 gives 1.
+# The old policy takes both actions of the first state; in the second it takes action 1 with probability ¼, so its value is below ½.
 SAFE, WRONG, RIGHT = 4, 3, 1
-"""Episodes of each kind, in the proportions of the old policy."""
+"""Numbers of episodes of each kind, in the proportions of the old policy."""
 
 
 def old_episodes() -> Rollout:
-    """All that the old policy does, as eight episodes of one or two steps side by side."""
+    """Return a rollout of all outcomes of the old policy: eight parallel episodes of one or two steps."""
     N = SAFE + WRONG + RIGHT
     safe = torch.arange(N) < SAFE
     right = torch.arange(N) >= SAFE + WRONG
@@ -255,7 +255,7 @@ def old_episodes() -> Rollout:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("lam", [None, 0.9])
 def test_learns_from_what_an_old_policy_did(lam: float | None) -> None:
-    """Without V-trace the second state is worth what the old policy makes of it, ¼, and the first action is learned wrong."""
+    """Without V-trace the second state has its value under the old policy, ¼, and the agent learns the wrong first action."""
     optimizers = {"actor_optim_spec": {"name": "Adam", "lr": 0.02}, "critic_optim_spec": {"name": "SGD", "lr": 0.4}}
     env_info = EnvInfo(8, ObservationSpace((2,), "float32"), ActionSpace("discrete", (2,), 1))
     risky, values = [], []

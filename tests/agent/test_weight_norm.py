@@ -1,4 +1,4 @@
-"""Weight normalisation against torch's own, and in a TorchArc graph."""
+"""Tests of weight normalisation against torch's implementation, and in a TorchArc graph."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A net of a user: `tests.agent.user_net:UserNetSpec`."""
+"""Net of a user for tests: `tests.agent.user_net:UserNetSpec`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slm_lab.spec.models.net import NetSpec
 
 
 class UserNetSpec(NetSpec):
-    """Two linear layers of 8, with tanh."""
+    """Spec of a net with two linear layers of 8 units, with tanh."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""A spec file for the tests of the command line."""
+"""Fixtures for the tests of the command line: a spec file, and the removal of registered envs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture
 def spec_file(tmp_path: Path) -> Path:
-    """A file with two specs, small and other."""
+    """Return a file with two specs, small and other."""
     path = tmp_path / "specs.json"
     path.write_text(json.dumps({"small": SMALL, "other": SMALL | {"meta": {"random_seed": 1}}}))
     return path
@@ -37,7 +37,7 @@ _OTHERS = ("minigrid", "envs_of_others")
 
 @pytest.fixture(autouse=True)
 def forget_registrations() -> Iterator[None]:
-    """Forget such a package and its envs after the test that imported it, since they change what is known."""
+    """After each test, remove the packages in `_OTHERS` that it imported and the envs that they registered."""
     before, modules = set(gymnasium.registry), set(sys.modules)
     yield
     for name in set(gymnasium.registry) - before:

@@ -1,4 +1,4 @@
-"""The command line where it is answered at once: help, versions, and every error of the user."""
+"""Tests of the command line without training: help, versions, and the message of every user error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(slm_lab.__file__).parent.parent
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    """Exit code, and what stands on stderr."""
+    """Run the command line in this process; return its exit code and stderr."""
     try:
         code = main([str(word) for word in words])
     except SystemExit as stop:
@@ -87,7 +87,7 @@ USER_ERRORS = [
 def test_an_error_of_the_user(
     line: str, spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 2, one message, no traceback, nothing written."""
+    """Every user error gives exit code 2 and one message, without a traceback, and no file is written."""
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     code, text = answer(capsys, *[word.replace("SPECS", str(spec_file)) for word in line.split(" ")])
@@ -107,7 +107,7 @@ def test_enjoy_with_a_name_plays_the_model_of_this_name(tmp_path: Path, monkeypa
 
 
 def test_an_error_without_notices_of_keys_that_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
-    """Another algorithm ignores many keys; the error is about the memory."""
+    """A spec with an error prints the error alone: no notices of the many keys that have no effect with another algorithm."""
     code, text = answer(capsys, "demo.json", "ppo_cartpole", "train", "-s", "agent.algorithm.name=DQN")
     assert (code, text.count("\n"), "agent.memory.name" in text) == (2, 2, True)
 
@@ -146,7 +146,7 @@ def test_a_folder_without_permission(
 def test_a_full_disk(
     fails: str, spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it shows only when the run's folder is made or its spec is written; the folder does not stay."""
+    """A full disk is a user error, also if it is noticed when the run's folder or its spec is written; the folder is removed."""
     (data := tmp_path / "data").mkdir()
     owner: Any = {"mkdir": Path, "replace": os}[fails]
     real = getattr(owner, fails)
@@ -251,7 +251,7 @@ def test_a_python_without_the_packages(spec_file: Path) -> None:
 
 
 def seconds_of(*words: str) -> tuple[float, str]:
-    """Seconds of a Python process, and its output."""
+    """Run a Python process; return its duration in seconds and its output."""
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     return time.perf_counter() - begin, done.stdout + done.stderr
@@ -266,7 +266,7 @@ def seconds_of(*words: str) -> tuple[float, str]:
     ],
 )
 def test_help_and_a_spec_error_answer_at_once(words: list[str], limit: float, factor: float, unit: str, says: str, spec_file: Path) -> None:
-    """Within a limit, or on a busy machine within a multiple of what Python and pydantic alone take there."""
+    """Help and a spec error end within a time limit; on a busy machine, within a multiple of the time of Python or pydantic alone."""
     line = [word.replace("SPECS", str(spec_file)) for word in words]
     for _ in range(3):
         seconds, text = seconds_of(str(ROOT / "run_lab.py"), *line)
@@ -299,7 +299,7 @@ def test_help_of_one_command_or_mode(words: list[str], usage: str, capsys: pytes
 
 
 def test_help_needs_no_library() -> None:
-    """Each of these takes longer to import than the help text takes to print."""
+    """Printing the help imports none of these libraries: each import takes longer than printing the text."""
     code = """
 import sys
 from slm_lab.cli import main
@@ -327,7 +327,7 @@ sys.exit(", ".join({{"torch", "pandas", "plotly", "matplotlib", "ray"}} & set(sy
 
 @pytest.mark.parametrize(("given", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
 def test_threads_of_torch_wait_passively(given: str | None, policy: str) -> None:
-    """The variable is set before torch is imported, which reads it then."""
+    """The command line sets OMP_WAIT_POLICY before torch is imported, because torch reads it at import; a user's value is kept."""
     code = "import os, sys; from slm_lab.cli import main; main(['help']); print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
     env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | ({"OMP_WAIT_POLICY": given} if given else {})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)

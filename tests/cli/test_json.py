@@ -1,4 +1,4 @@
-"""--json, --seed and help."""
+"""Tests of --json, --seed and help."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answered = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def answered(capsys: pytest.CaptureFixture[str]) -> Answered:
-    """answered("list", "envs"): the exit code, stdout and stderr."""
+    """Return a function that runs a command, such as answered("list", "envs"), and returns its exit code, stdout and stderr."""
 
     def run(*words: object) -> tuple[int, str, str]:
         try:
@@ -56,7 +56,7 @@ def test_check(spec_file: Path, answered: Answered, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_error_is_text_on_stderr(spec_file: Path, answered: Answered) -> None:
-    """Also if some specs of the file are valid."""
+    """With --json, an error is text on stderr and stdout is empty, also if some specs of the file are valid."""
     specs = json.loads(spec_file.read_text())
     specs["other"] = specs["other"] | {"env": {"name": "CartPole-v1", "max_frame": -1}}
     spec_file.write_text(json.dumps(specs))
@@ -79,7 +79,7 @@ def test_lists(answered: Answered) -> None:
 
 
 def test_compare(tmp_path: Path, answered: Answered) -> None:
-    """What is written to the JSON file of the comparison, and which files were written."""
+    """`compare --json` prints the content of the JSON file of the comparison and the names of the files that it wrote."""
     runs = [make_run(tmp_path / name, [[0, 10], [0, 20]], name=name) for name in ("a", "b")]
     content = document(answered("compare", *runs, "--solve", "15", "--out", tmp_path / "out", "--json"))
     files = content.pop("files")
@@ -94,7 +94,7 @@ def test_numbers_that_are_not_finite(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_seed_of_new_runs(spec_file: Path, answered: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a trial and a search it is meta.random_seed, for a study its list of seeds."""
+    """--seed sets meta.random_seed of a trial or a search, and the list of seeds of a study."""
     given: list[Any] = []
 
     class Fake:
@@ -125,7 +125,7 @@ def test_a_seed_given_twice(spec_file: Path, answered: Answered) -> None:
 
 @pytest.mark.parametrize("word", [*COMMANDS, *MODES])
 def test_help_of_one_command_or_mode(word: str, answered: Answered) -> None:
-    """It has the options of the command and no others."""
+    """The help of a command shows its options and no others."""
     code, text, err = answered("help", word)
     assert (code, err) == (0, "")
     options = set(re.findall(r"^  (?:-\w(?: \S+)?, )?(--[\w-]+)", text, re.MULTILINE))
@@ -145,7 +145,7 @@ def test_help_of_a_mode_leaves_out_options_of_others() -> None:
 
 
 def test_help_of_a_command_names_no_other_command() -> None:
-    """Of an option that several commands accept, only the meaning for this one is shown; in the help of all, each with its commands."""
+    """The help of a command describes an option for that command alone; the full help describes it for each command that accepts it."""
     text = " ".join(make_parser("export").format_help().split())
     assert "--out PATH file (default: in the run folder)" in text
     assert "--session N session of the checkpoint (default: the best session) --" in text
@@ -163,7 +163,7 @@ def test_help(answered: Answered) -> None:
 
 
 def test_every_json_flag_is_read() -> None:
-    """The commands that accept it are those named in the help text."""
+    """The commands that accept --json are those that the help text names."""
     with_json = [name for name, command in COMMANDS.items() if "json" in command.options]
     assert with_json == ["check", "models", "compare", "diff", "doctor", "verify", "list"]
     assert make_parser().parse_args(["list", "--json"]) == Namespace(**{**vars(make_parser().parse_args(["list"])), "json": True})

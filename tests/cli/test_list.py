@@ -1,4 +1,4 @@
-"""`list`: what ships and what is installed, quickly and without torch; `--search`."""
+"""Tests of `list` and `--search`: it shows shipped and installed components quickly, without importing torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Listed = Callable[..., str]
 
 @pytest.fixture
 def listed(capsys: pytest.CaptureFixture[str]) -> Listed:
-    """listed("envs", "--search", "pong"): what is printed."""
+    """Return a function that runs `list`, such as listed("envs", "--search", "pong"), and returns the output."""
 
     def run(*words: str) -> str:
         assert main(["list", *words]) == 0
@@ -176,7 +176,7 @@ def test_it_is_quick_and_needs_no_torch(kind: str) -> None:
     begin = time.process_time(), time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert time.perf_counter() - begin[1] < 5  # alone 0.5 s; other tests run beside it
+    assert time.perf_counter() - begin[1] < 5  # 0.5 s without other load; other tests run at the same time
 
 
 def test_a_reader_that_closes_the_pipe() -> None:

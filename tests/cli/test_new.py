@@ -1,4 +1,4 @@
-"""`new`: a spec for any env, which `check` accepts and which trains at first try."""
+"""Tests of `new`: it writes a spec for any env that `check` accepts and that trains without changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEMPLATE = {
 
 @pytest.fixture
 def made(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Made:
-    """made("--env", "CartPole-v1"): the spec that `check` accepts, and its text in `new.json`."""
+    """Return a function that runs `new`, such as made("--env", "CartPole-v1"), checks the written `new.json` and loads it."""
 
     def run(*words: str) -> Spec:
         (file := tmp_path / "new.json").unlink(missing_ok=True)
@@ -58,7 +58,7 @@ def made(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogC
 
 @pytest.fixture
 def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of envs like those of other packages: Dict observations with text, and images with an action per joint."""
+    """Write a module of envs as other packages define them: Dict observations with text, and images with an action per joint."""
     (tmp_path / "envs_of_others.py").write_text(
         textwrap.dedent(
             """
@@ -138,7 +138,7 @@ def test_other_names_of_algorithms(made: Made) -> None:
 
 @pytest.mark.slow
 def test_every_spec_that_ships_is_a_template(made: Made, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """For an env with its kind of actions. Those that need recorded episodes or goals are refused."""
+    """Every shipped spec is a template for an env with its kind of actions; specs that need recorded episodes or goals are refused."""
     for file, name, algorithm, _, _ in spec_summaries():
         model, agent = ALGORITHMS[algorithm], raw_specs(SPEC_FOLDER / file)[name]["agent"]
         memory = (agent[0] if isinstance(agent, list) else agent).get("memory", {})
@@ -153,7 +153,7 @@ def test_every_spec_that_ships_is_a_template(made: Made, capsys: pytest.CaptureF
 
 
 def test_keys_without_effect_are_not_written(made: Made, tmp_path: Path) -> None:
-    """Without a notice: the user has not given them."""
+    """Keys of the template that have no effect are left out, without a notice: the user did not write them."""
     (template := tmp_path / "template.json").write_text(json.dumps({"old": TEMPLATE}))
     spec = made("--env", "Acrobot-v1", "--like", f"{template}:old")
     assert spec.agent.net is not None
@@ -164,7 +164,7 @@ def test_keys_without_effect_are_not_written(made: Made, tmp_path: Path) -> None
 
 
 def test_a_spec_as_template(made: Made, tmp_path: Path) -> None:
-    """Its algorithm and keys; a net for other observations, and schedules for other frames."""
+    """The new spec has the template's algorithm and keys; the net fits the new observations, and schedules fit the number of frames."""
     old = load_spec("ppo_cartpole.json", "ppo_cartpole")
     new = made("--env", "CartPole-v0", "--like", "ppo_cartpole")
     assert (new.env.max_frame, new.env.num_envs) == (old.env.max_frame, old.env.num_envs)
@@ -180,7 +180,7 @@ def test_a_spec_as_template(made: Made, tmp_path: Path) -> None:
     assert small.agent.net.lr_scheduler_spec is not None
     assert halfcheetah.agent.net.lr_scheduler_spec.kwargs["frame"] == halfcheetah.env.max_frame == 10_000_000
     assert small.agent.net.lr_scheduler_spec.kwargs["frame"] == small.env.max_frame == 200_000
-    assert small.agent.net.log_std_init is None  # of continuous actions
+    assert small.agent.net.log_std_init is None  # a key for continuous actions
     assert not small.env.normalize_obs
     crossq = load_spec("crossq_acrobot.json").agent
     assert made("--env", "Acrobot-v1", "--like", "crossq_acrobot").agent == crossq, "a graph with nulls among its layers"
@@ -279,12 +279,12 @@ def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str
     ],
 )
 def test_errors(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, one message, nothing written and nothing overwritten."""
+    """An error gives exit code 2 and one message; no file is written or overwritten."""
     (tmp_path / "there.json").write_text("{}")
     words = [word.replace("FOLDER", str(tmp_path)) for word in line.split()]
     try:
         code, err = answer(capsys, *words)
-    except SystemExit as stop:  # of argparse
+    except SystemExit as stop:  # raised by argparse
         code, err = int(stop.code or 0), capsys.readouterr().err.replace(sys.argv[0].rsplit("/")[-1], "PROG")
     assert code == 2
     assert "Traceback" not in err
@@ -340,7 +340,7 @@ def test_there_are_25() -> None:
 def test_it_trains_5000_frames_at_first_try(
     env: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the command at its end, with fewer frames."""
+    """The command that `new` prints trains the spec; here with fewer frames."""
     if env in INSTALLED:
         pytest.importorskip(env.partition(":")[0])
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Every table that a command prints fits 80 columns, whatever the names in it are."""
+"""Every table that a command prints fits 80 columns, however long the names in it are."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_search() -> None:
 
 
 def test_live_tables() -> None:
-    """Of a search and of a study."""
+    """The live tables of a search and of a study fit 80 columns."""
     file = io.StringIO()
     console = Console(file=file, width=WIDTH)
     search = SearchTable("training_efficiency", console)

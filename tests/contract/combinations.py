@@ -1,4 +1,4 @@
-"""Every algorithm with the memories and nets that go with it, in small."""
+"""Small specs of every algorithm with each memory and net that it supports."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ HYBRID = ActionSpace("hybrid", (3, 2), 5, bits=1)
 
 
 def names(union: Any) -> list[str]:
-    """Names of the members of a union of spec models."""
+    """Return the names of the members of a union of spec models."""
     return [model.model_fields["name"].annotation.__args__[0] for model in union_members(union)]
 
 
 OFFLINE = ("BC", "IQL")
-"""Algorithms that learn from recorded episodes alone, so that no steps can drive them: see tests/agent/test_offline.py."""
+"""Algorithms that learn from recorded episodes only, so tests cannot train them by env steps: see tests/agent/test_offline.py."""
 GOALS = "HindsightReplay"
 """A memory for envs with goals: see tests/agent/test_hindsight.py."""
 ALGORITHM_NAMES, MEMORIES, NETS = names(Algorithm), names(Memory), names(Net)
@@ -35,11 +35,11 @@ NEEDS: dict[str, dict[str, Any]] = {
     "DuelingConvNet": {"conv_hid_layers": [[4, 3, 2]]},
     "TorchArcNet": {"arc": ARC},
 }
-"""What a net cannot do without."""
+"""Keys that a net requires."""
 
 
 def fitting(algorithm: str, memory: str, net: str) -> bool:
-    """By hand, what the rules must allow."""
+    """Return whether the rules must allow a combination, written out by hand."""
     replays = memory in ("Replay", "PrioritizedReplay") or (memory == GOALS and net != "RecurrentNet")
     if algorithm == "Random":
         return True
@@ -103,7 +103,7 @@ MEMORY_KEYS = {"Replay": {"batch_size": 8, "max_size": 50}, "PrioritizedReplay":
 
 
 class Case(NamedTuple):
-    """One combination."""
+    """A combination of algorithm, memory, net and kind of actions."""
 
     algorithm: str
     memory: str
@@ -123,7 +123,7 @@ class Case(NamedTuple):
     def spec(self, num_envs: int = 2, net: dict[str, Any] | None = None) -> Spec:
         algorithm = {"name": self.algorithm} | SMALL[self.algorithm]
         if self.memory in ("OnPolicyReplay", "OnPolicyCrossEntropy") and self.algorithm in ("Reinforce", "ActorCritic", "SIL", "SARSA"):
-            algorithm["training_frequency"] = 4  # episodes: of Beat's, those of 10 steps of two envs
+            algorithm["training_frequency"] = 4  # in episodes: those of 10 steps of two envs of Beat
         memory: dict[str, Any] = {"name": self.memory} | MEMORY_KEYS.get(self.memory, {})
         if "SIL" in self.algorithm:
             memory |= {"batch_size": 8, "max_size": 50}
@@ -131,7 +131,7 @@ class Case(NamedTuple):
             memory["cross_entropy"] = 0.5
         own = {"name": self.net, "optim_spec": {"name": "Adam", "lr": 0.01}} | NEEDS.get(self.net, {}) | KEYS.get(self.net, {})
         if self.net not in ("TorchArcNet", "SimbaNet", "SimbaV2Net"):
-            own["hid_layers_activation"] = "tanh"  # no unit is ever dead
+            own["hid_layers_activation"] = "tanh"  # tanh has no dead units
         agent = {"algorithm": algorithm, "memory": memory, "net": own | (net or {})}
         env = {"name": "CartPole-v1", "num_envs": num_envs, "max_frame": 10_000}
         spec, report = Spec.model_validate({"name": "small", "agent": agent, "env": env}), Report()
@@ -141,7 +141,7 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """Each algorithm with each memory and a plain net, with each net and its first memory, with continuous and with hybrid actions."""
+    """Return each algorithm with each memory and MLPNet, with each net and its first memory, and with continuous and hybrid actions."""
     found = []
     for algorithm in ALGORITHM_NAMES:
         if algorithm in ("Random", *OFFLINE):

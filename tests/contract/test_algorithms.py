@@ -1,4 +1,4 @@
-"""What every algorithm must do, whatever it is: one suite over every entry of the tables."""
+"""Contract tests of all algorithms: one suite for every entry of the tables."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_second_case = pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] if index % 2 else []) for index, case in enumerate(CASES)], ids=str
 )
-"""For tests that take long; the others are slow tests."""
+"""For tests that take long: all other cases are marked as slow tests."""
 
 
 ONLINE = [name for name in ALGORITHM_NAMES if name not in OFFLINE]
 SENT = ("staleness", "lock_wait", "bytes_pushed", "bytes_pulled")
-"""What an update reports if several processes train the net."""
+"""Metrics that an update reports only if several processes train the net."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,7 +48,7 @@ def _one_thread() -> None:
 
 
 class Beat(ToyEnv):
-    """Every env ends every fifth step, so that there are moments at which no episode is under way."""
+    """Toy env in which all episodes end every fifth step, so that there are moments without unfinished episodes."""
 
     ticks = 0
 
@@ -68,7 +68,7 @@ def build(case: Case, seed: int = 0, num_envs: int = 2, **net: Any) -> Agent:
 
 
 def drive(agent: Agent, env: ToyEnv, steps: int) -> list[Any]:
-    """Act, step, observe and update; everything that came of it, in numbers."""
+    """Act, step, observe and update; return all actions and metrics as numbers."""
     trace: list[Any] = []
     obs_N, acting = env.reset(), Acting(agent, env.info.num_envs)
     for _ in range(steps):
@@ -90,7 +90,7 @@ def updates(trace: list[Any]) -> list[tuple[float, ...]]:
 
 
 def bundle(agent: Agent) -> dict[str, Any]:
-    """What a checkpoint with save_replay holds, written and read."""
+    """Return the contents of a checkpoint with save_replay, after writing and reading it."""
     replay = None if agent.replay is None else agent.replay.contents()
     file = io.BytesIO()
     torch.save({"agent": agent.state_dict(), "clock": agent.clock.state_dict(), "replay": replay}, file)
@@ -101,7 +101,7 @@ def bundle(agent: Agent) -> dict[str, Any]:
 
 
 def assert_equal(left: Any, right: Any, path: str = "") -> None:
-    """Bit for bit."""
+    """Assert that two states are equal, bit for bit."""
     if isinstance(left, dict):
         assert left.keys() == right.keys(), path
         for key in left:
@@ -127,7 +127,7 @@ def test_the_tables_have_every_entry_of_the_spec() -> None:
     assert {case.algorithm for case in CASES} | {"Random", *OFFLINE} == set(ALGORITHM_NAMES)
 
 
-# ---- what each does
+# ---- each algorithm
 
 
 @pytest.mark.sampled(6)
@@ -158,7 +158,7 @@ def test_one_session_alone_on_a_global_net_is_plain_training(case: Case, synced:
 @pytest.mark.sampled(16)
 @every_case
 def test_it_learns_from_what_it_sees(case: Case) -> None:
-    """Gradients are finite, every weight moves, the same seed gives the same and another one something else."""
+    """Gradients are finite, every weight changes, equal seeds give equal results, and another seed gives other results."""
     agent, again, other = build(case), build(case), build(case, seed=1)
     before = agent.weights()
     trace = drive(agent, ToyEnv(case.info(), 3), 24)
@@ -178,13 +178,13 @@ def test_it_learns_from_what_it_sees(case: Case) -> None:
 @pytest.mark.sampled(9)
 @every_second_case
 def test_a_saved_state_goes_on_bit_for_bit(case: Case) -> None:
-    """Saved between two episodes and loaded into an agent that was built otherwise: the same actions, updates and weights follow."""
+    """A state that was saved between two episodes gives the same actions, updates and weights in an agent with other initial weights."""
     agent = build(case)
     drive(agent, Beat(case.info(), 3), 20)
     saved = bundle(agent)
     assert_equal(bundle(agent)["agent"], saved["agent"])  # saving changes nothing
     twin = build(case, seed=9)
-    drive(twin, Beat(case.info(), 8), 10)  # whatever it has learned before goes
+    drive(twin, Beat(case.info(), 8), 10)  # loading discards what it has learned before
     twin.clock.load_state_dict(saved["clock"])
     twin.load_state_dict(saved["agent"])
     if agent.replay is not None:
@@ -192,7 +192,7 @@ def test_a_saved_state_goes_on_bit_for_bit(case: Case) -> None:
         twin.replay.load_contents(saved["replay"])
     traces = []
     for one in (agent, twin):
-        torch.manual_seed(0)  # a Session saves the process-wide streams
+        torch.manual_seed(0)  # a Session saves the state of torch's generator
         traces.append(drive(one, Beat(case.info(), 5), 20))
     assert len(updates(traces[0])) >= 2
     assert traces[0] == traces[1]
@@ -204,7 +204,7 @@ def test_a_saved_state_goes_on_bit_for_bit(case: Case) -> None:
 @pytest.mark.sampled(17)
 @every_case
 def test_one_env_with_dummy_rows(case: Case) -> None:
-    """N = 1, and NEXT_STEP autoreset: dummy rows are not transitions."""
+    """With one env (N = 1) and NEXT_STEP autoreset, dummy rows are not transitions."""
     agent = build(case, num_envs=1)
     env = ToyEnv(case.info(1), 1, next_step=True)
     learned = updates(drive(agent, env, 60))
@@ -215,7 +215,7 @@ def test_one_env_with_dummy_rows(case: Case) -> None:
 
 
 def target_nets(thing: Any, depth: int = 3) -> list[TargetNet[Any]]:
-    """The target nets somewhere in an algorithm."""
+    """Return all target nets of an algorithm and of its parts."""
     if isinstance(thing, TargetNet):
         return [thing]
     inner = getattr(thing, "__dict__", {}).values() if depth and type(thing).__module__.startswith("slm_lab.agent.algorithm") else ()
@@ -227,7 +227,11 @@ def target_nets(thing: Any, depth: int = 3) -> list[TargetNet[Any]]:
     "case", [case for case in CASES if case[1:3] == ("Replay", "MLPNet") and target_nets(build(case).algorithm)], ids=str
 )
 def test_target_nets_move_when_due(case: Case, update_type: str) -> None:
-    """replace: each 14 frames, in soft actor-critic at the next training; polyak: each vector step, or each training of the policy."""
+    """Target nets move when their update is due.
+
+    With replace: every 14 frames, in soft actor-critic at the next training call. With polyak: in every vector step, or in every training
+    call of the policy.
+    """
     keys: dict[str, Any] = {"polyak_coef": 0.1} if update_type == "polyak" else {"update_frequency": 14}
     agent, env = build(case, update_type=update_type, **keys), ToyEnv(case.info(), 3)
     targets = target_nets(agent.algorithm)
@@ -279,7 +283,7 @@ def test_building_leaves_the_spec_as_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", ONLINE)
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "unbounded", "multi_discrete", "multi_binary", "hybrid"])
 def test_actions_are_served_or_refused_by_name(name: str, kind: str) -> None:
-    """Whatever an env's actions are: they are acted on in the right shape, or a SpecError names a key and what is allowed."""
+    """For each kind of actions, the agent acts in the right shape, or a SpecError names a key and the allowed values."""
     spaces = {
         "discrete": ActionSpace("discrete", (3,), 1),
         "continuous": ActionSpace("continuous", (), 2),

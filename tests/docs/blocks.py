@@ -19,7 +19,7 @@ _ASSIGNMENT = re.compile(r"[A-Z_]+=\S*$")
 
 @dataclass(frozen=True)
 class Block:
-    """A code block: its page, language and text, and the name of the file that the text before it mentions last."""
+    """A code block: its page, language and text, and the last file name in the text before it."""
 
     page: str
     language: str
@@ -28,7 +28,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """Return the blocks of a page in their order."""
+    """Return the code blocks of a page in order."""
     text = page.read_text(encoding="utf-8")
     found = []
     for match in _BLOCK.finditer(text):
@@ -39,7 +39,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """Return the command lines of a shell block; of a loop those with the first value of its variable."""
+    """Return the command lines of a shell block; a loop contributes the lines with the first value of its variable."""
     lines, values = list[str](), dict[str, str]()
     for raw in block.text.replace("\\\n", " ").splitlines():
         line = f" {raw}".partition(" #")[0].strip().removeprefix("$ ")
@@ -55,7 +55,7 @@ def commands(block: Block) -> list[str]:
 
 
 def words_of(line: str) -> list[str]:
-    """Return the words of a command line, without variables that are set for it (`NAME=value command …`) and redirections."""
+    """Return the words of a command line without redirections and leading assignments (`NAME=value command …`)."""
     words = [word for word in shlex.split(line) if not _REDIRECTION.match(word)]
     while _ASSIGNMENT.match(words[0]):
         del words[0]

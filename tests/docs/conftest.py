@@ -11,7 +11,7 @@ from tests.docs.blocks import ALL, ROOT
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the pages tell the reader to write, as the current folder."""
+    """Create the files that the pages tell the reader to write in a temporary folder, and make it the current folder."""
     for block in ALL:
         first = block.text.partition("\n")[0]
         if block.language == "python" and first.startswith("# ") and first.endswith(".py"):

@@ -1,4 +1,4 @@
-"""Commands of README.md and docs/ that no test runs."""
+"""The commands of README.md and docs/ that no test runs, with the reasons."""
 
 LEFT_OUT = {
     "make *": "installs packages; tests read the Makefile only for the name of the target",
@@ -12,4 +12,4 @@ LEFT_OUT = {
     "* python -m bench.speed*": "compares two checkouts for an hour",
     "python -m bench.speed*": "installs other libraries, and measures for hours",
 }
-"""Pattern of a command line → the reason why it is not run here."""
+"""Pattern of a command line → the reason why no test runs it."""

@@ -1,4 +1,4 @@
-"""Result files of made-up runs."""
+"""Helpers that write result files of runs with made-up values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slm_lab.spec.models.study import StudyRun
 
 
 def write(folder: Path, run: StudyRun, train: Mapping[str, Sequence[Any]], **more: Any) -> Path:
-    """Write the result of a run with one Session, whose table of training is `train`."""
+    """Write the result of a run with one Session whose training table is `train`."""
     content = {
         "version": VERSION,
         "entry": run.entry,

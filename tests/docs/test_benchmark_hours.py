@@ -1,4 +1,4 @@
-"""Hours that the missing runs of studies take."""
+"""Tests of bench.benchmark_hours: the estimated hours of the missing runs of studies."""
 
 from __future__ import annotations
 

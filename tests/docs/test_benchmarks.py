@@ -1,4 +1,4 @@
-"""Tables of the documentation are those of the kept results of studies."""
+"""The tables in the documentation show the values of the kept results of studies."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_scores_are_those_of_their_results() -> None:
 
 
 def test_kept_results_are_of_the_studies_as_they_are() -> None:
-    """A result whose entry has changed since would be set aside and measured again."""
+    """The kept results belong to the current studies: a result whose entry has changed since would be set aside and measured again."""
     for name, page in STUDIES.items():
         study = load_study(page.file, name)
         wanted = {(run.entry, run.env, run.random_seed): run for run in study.runs}

@@ -1,4 +1,4 @@
-"""What README.md and docs/ tell the reader to type works: specs load, Python runs, commands are accepted and train."""
+"""The code blocks of README.md and docs/ work: specs load, Python blocks run, commands are accepted and train."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_specs_load(block: Block, place: Path) -> None:
 
 
 def _merged(spec: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """Return the spec with a part of it replaced: a section that has a name as a whole, another key by key."""
+    """Return the spec updated with `part`: sections that have a name are replaced, others are merged key by key."""
     changed = {
         key: _merged(spec[key], value)
         if isinstance(value, dict) and isinstance(spec.get(key), dict) and (key == "env" or "name" not in value)
@@ -117,7 +117,7 @@ STUDIES = [line for _, line in LINES if any(word.partition("@")[0] == "study" fo
 @pytest.mark.slow
 @pytest.mark.parametrize("line", STUDIES, ids=lambda text: text)
 def test_studies_run(line: str, place: Path) -> None:
-    """With one seed and a few updates; one that is continued, after it was begun."""
+    """Each study command runs with one seed and a few updates; a `study@` command runs after the study was started."""
     words = [*_words(line), "-s", "random_seed=[100]", "-s", "set.env.max_frame=2560", "-s", "set.meta.max_session=1"]
     if "a3c" in line:
         words = [*words[:-2], "-s", "set.agent.net.lr_scheduler_spec.frame=2560"]
@@ -133,7 +133,7 @@ COMPARED = {
     "a3c_gae_cartpole_locked*": ("a3c_gae_cartpole.json", "a3c_gae_cartpole_locked"),
     "a2c*": ("a3c_gae_cartpole.json", "a2c_gae_cartpole"),
 }
-"""Pattern of a run folder in a `compare` line → a spec whose runs it means."""
+"""Pattern of a run folder in a `compare` line → a spec that produces such a run."""
 
 
 MODELS = ("cartpole", "winner", "theirs")
@@ -151,7 +151,7 @@ def _search() -> None:
 
 
 def _register(words: list[str]) -> None:
-    """Register the latest run under each name of a model that the words use."""
+    """Register the latest run under each model name that the command uses."""
     for name in MODELS if "--as" not in words else ():
         if any(word.rpartition("@")[2].rpartition("=")[2] == name for word in words):
             assert main(["export", "latest", "--as", name]) == 0
@@ -164,7 +164,7 @@ TWO_PLAYER_SPECS = {"PerfectTicTacToe": "ppo_tictactoe", "OnePlyConnectFour": "p
 @pytest.mark.slow
 @pytest.mark.parametrize("line", OF_RUNS, ids=lambda text: text)
 def test_commands_about_runs_run(line: str, place: Path) -> None:
-    """After a short run of each spec that they mean."""
+    """Commands about runs work after a short run of each spec that they refer to."""
     words = _words(line)
     if SEARCHED in line:
         _search()
@@ -188,7 +188,7 @@ def test_commands_about_runs_run(line: str, place: Path) -> None:
 
 
 def _words(line: str) -> list[str]:
-    """Return the words after the program's name."""
+    """Return the words of a command line after the program's name."""
     words = words_of(line)
     if words[0] == "python":
         assert words[1] == "run_lab.py"
@@ -235,14 +235,14 @@ def _is_module(name: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SCRIPTS)
 def test_python_runs(page: str, place: Path) -> None:
-    """The blocks of a page run one after the other, as the reader would run them."""
+    """The Python blocks of a page run one after the other in one namespace, as a reader would run them."""
     names: dict[str, Any] = {"__name__": "page"}
     for block in SCRIPTS[page]:
         exec(compile(block.text, page, "exec"), names)
 
 
 def test_what_is_shown_as_an_error_is_the_error(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Messages of mistakes are shown in README.md and docs/index.md: the program prints each of their lines."""
+    """The program prints each line of the error messages that README.md and docs/index.md show."""
     shown = [line.strip() for block in ALL if not block.language and " problems" in block.text for line in block.text.splitlines()[1:]]
     assert shown
     mistakes = {

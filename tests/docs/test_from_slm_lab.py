@@ -1,4 +1,4 @@
-"""docs/from_slm_lab.md against the models and the notices: every row, topic and command still holds."""
+"""Tests of docs/from_slm_lab.md against the spec models and the notices: every row, topic and command is correct."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_tables_are_current() -> None:
 
 @pytest.mark.parametrize(("section", "name"), [(section, name) for section in KEYS for name in KEYS[section]])
 def test_every_key_exists_here(section: str, name: str) -> None:
-    """And a row says "same" only of the default that the model has."""
+    """Every key of SLM Lab exists in the models, and its row states the default of this library unless both defaults are equal."""
     fields = MODELS[section][name].model_fields
     rows = [line for line in table(section).splitlines()[2:] if name in re.split(r" \| |, ", line) or " | all | " in line or not name]
     for key, there in KEYS[section][name].items():
@@ -57,7 +57,7 @@ def test_no_note_is_left_over() -> None:
 
 
 def topics() -> set[str]:
-    """The topics of all notices in slm_lab/spec/compat/differences.py and resolve.py: the second of (path, topic, message)."""
+    """Return the topics of all notices in slm_lab/spec/compat/differences.py and resolve.py: the second item of (path, topic, message)."""
     nodes = [node for module in (differences, resolve) for node in ast.walk(ast.parse(inspect.getsource(module)))]
     yields = [node.value for node in nodes if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple)]
     calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "note_difference"]
@@ -73,7 +73,7 @@ def test_the_topics_are_those_of_the_notices() -> None:
 
 
 def test_check_of_the_example_prints_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And its last line names the topic of each notice, once."""
+    """`check` of the example prints the text on the page, and its last line names the topic of each notice once."""
     example = next(block for block in blocks(FILE) if block.file == "theirs.json")
     shown = next(block.text for block in blocks(FILE) if block.text.startswith("a2c_cartpole: valid"))
     path = tmp_path / "theirs.json"

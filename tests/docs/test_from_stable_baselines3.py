@@ -1,4 +1,4 @@
-"""docs/from_stable_baselines3.md against the models: every key that it names exists, and has the default that it gives."""
+"""Tests of docs/from_stable_baselines3.md against the models: every key that it names exists and has the default that it states."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_default_of_ppo_is_that_of_the_model(key: str, default: str) -> None:
 
 
 def test_arguments_with_another_name_are_errors_that_tell_it() -> None:
-    """Names of constructors that the loader knows are those of the tables."""
+    """The loader knows the constructor arguments in the tables, so that its error can name the key of this library."""
     named = {name for name in OTHER_NAMES if f"`{name}" in PAGE}
     assert {"learning_rate", "n_steps", "n_epochs", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "max_grad_norm"} <= named
     assert {"buffer_size", "learning_starts", "train_freq", "gradient_steps", "tau", "target_update_interval", "seed", "device"} <= named

@@ -1,4 +1,4 @@
-"""docs/notebook.ipynb runs from the first cell to the last."""
+"""Test that docs/notebook.ipynb runs from the first cell to the last."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     book = execute(tmp_path)
     last = book.cells[-1].outputs[-1].data["text/plain"]
-    assert float(last) >= 100  # the return of the episode that the trained agent played
+    assert float(last) >= 100  # the return of the trained agent's episode
     assert list(tmp_path.glob("data/notebook_*/*.png"))

@@ -1,4 +1,4 @@
-"""Every command of README.md and docs/ is run by a test, or listed in left_out.py with the reason why not; complete specs are trained."""
+"""Every command of README.md and docs/ is run by a test or listed with a reason in left_out.py; complete specs are trained."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_what_is_left_out_is_still_there() -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A server in place of the Hugging Face Hub."""
+    """A local server in place of the Hugging Face Hub."""
     with running_hub(tmp_path, monkeypatch) as server:
         yield server
 
 
 def train() -> None:
-    """Train a short run of the demo."""
+    """Train the demo spec briefly."""
     words = ["demo.json", "ppo_cartpole", "train"]
     assert main([*words, *_small(words)]) == 0
 
@@ -57,7 +57,7 @@ def search() -> None:
 
 
 def prepare(line: str) -> None:
-    """Make the runs, searches and models that a line names."""
+    """Create the runs, searches and models that a command line refers to."""
     for match in _FOLDER.finditer(line):
         (search if "search" in match[1] else train)()
         newest = max((path for path in Path("data").iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
@@ -75,7 +75,7 @@ def prepare(line: str) -> None:
 @pytest.mark.parametrize("line", OTHERS, ids=lambda text: text)
 def test_other_commands_run(line: str, place: Path, hub: Hub) -> None:
     skip_without_its_package(line)
-    words = words_of(line.replace("USER/", "me/"))  # the user of the server
+    words = words_of(line.replace("USER/", "me/"))  # the user name on the test server
     if words[0] == "python":
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         assert subprocess.run([sys.executable, *words[1:]], cwd=place, env=environment, timeout=280).returncode == 0
@@ -96,7 +96,7 @@ def test_other_commands_run(line: str, place: Path, hub: Hub) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("line", VIEWS, ids=lambda text: text)
 def test_views_are_served(line: str, place: Path) -> None:
-    """Until Ctrl-C."""
+    """The view serves its page until Ctrl-C."""
     pytest.importorskip("uvicorn")
     train()
     (place / "results").mkdir()
@@ -125,7 +125,7 @@ NO_DATA = {"BC.md": "needs recorded episodes", "IQL.md": "needs recorded episode
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in COMPLETE if block.page not in NO_DATA], ids=lambda block: block.page)
 def test_complete_specs_train(block: Block, place: Path) -> None:
-    """A few updates of each spec."""
+    """Each complete spec in the pages trains for a few updates."""
     skip_without_its_package(block.text)
     content = parse_json(block.text)
     if "agent" in content:  # the body of a spec

@@ -1,4 +1,4 @@
-"""Runs of other libraries beside a study: their episodes become rows as those of a run."""
+"""Tests of bench.peers, runs of other libraries beside a study: their episodes become table rows like those of a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_rows_are_at_multiples_of_the_spacing_and_at_the_end() -> None:
     assert table["epi_new"] == [1, 1, 1]
     assert table["return_new"] == [10.0, 20.0, 60.0]
     assert table["total_reward"] == [10.0, 15.0, 30.0]
-    assert table["current_return"][-1] == 60.0  # the others ended before the last fifth of the frames
+    assert table["current_return"][-1] == 60.0  # the other episodes ended before the last fifth of the frames
 
 
 def test_rows_before_the_first_episode_have_no_return() -> None:

@@ -1,4 +1,4 @@
-"""The table of docs/platforms.md against the code."""
+"""Tests of the table in docs/platforms.md against the code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_use_without_a_feature_and_a_feature_without_a_use_are_errors() -> Non
 
 
 def test_what_only_linux_has_is_used_only_after_a_question() -> None:
-    """Each module that uses such a feature calls `has_feature` with its name. preload.py runs in the fork server only."""
+    """Each module that uses a Linux feature calls `has_feature` with its name, except preload.py, which only the fork server runs."""
     modules = platforms.modules_of(platforms.uses(PACKAGE))
     for name in LINUX_ONLY:
         for module in modules[name] - {"experiment/execute/local/preload.py"}:

@@ -1,4 +1,4 @@
-"""docs/reading_order.md: its walks are those of a run, and its files exist."""
+"""Tests of docs/reading_order.md: its walks list functions in the order in which a run calls them, and its files exist."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _STEP = re.compile(r"^1\. \[`(?P<module>[\w.]+):(?P<name>[\w.]+)`\]\(\.\./(?P<fi
 
 
 def walks() -> dict[str, list[list[str]]]:
-    """Return walk → its lists of functions, as "module:qualname"."""
+    """Return a dict from each walk to its lists of functions, as "module:qualname"."""
     parts = PAGE.partition("\n## Walks\n")[2].partition("\n## ")[0].split("\n### ")[1:]
     lists = {part.partition("\n")[0]: [[*_STEP.finditer(block)] for block in part.split("\n\n")] for part in parts}
     return {walk: [[f"{step['module']}:{step['name']}" for step in steps] for steps in found if steps] for walk, found in lists.items()}
 
 
 def code_of(function: str) -> CodeType | None:
-    """Return the code of "module:qualname", of a method or property without its decorators; None if there is none."""
+    """Return the code object of "module:qualname", without the decorators of a method or property; None if it does not exist."""
     try:
         return _code(function)
     except (ImportError, AttributeError):
@@ -49,7 +49,7 @@ def _code(function: str) -> CodeType:
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The calls of functions of the walks while a small spec is loaded, trained, continued and played, in their order."""
+    """Return the calls of the walks' functions, in order, while a small spec is loaded, trained, continued and played."""
     names = {code_of(function): function for lists in walks().values() for functions in lists for function in functions}
     found = list[str]()
 
@@ -71,9 +71,9 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def end_of(functions: list[str], calls: list[str], begin: int) -> int:
-    """Return where in the calls, from `begin` on, the functions have been called in their order, none of those above being called between.
+    """Return the position in `calls`, from `begin` on, at which `functions` have been called in order.
 
-    0 if they never are.
+    Earlier functions of the list must not be called in between. Return 0 if there is no such position.
     """
     reached = {0}
     for position, call in enumerate(calls[begin:], begin + 1):
@@ -96,7 +96,7 @@ def test_the_functions_of_a_walk_are_called_in_its_order(walk: str, calls: list[
 
 
 def test_another_order_is_found() -> None:
-    """Also in a loop, and where a function is never called."""
+    """`end_of` rejects a wrong order, also in a loop, and functions that are never called."""
     calls = ["begin", *["read", "compute", "write"] * 3, "end"]
     assert end_of(["begin", "read", "compute", "write", "end"], calls, 0) == len(calls)
     assert end_of(["begin", "read", "write", "compute", "end"], calls, 0) == 0
@@ -121,7 +121,7 @@ def test_links_are_to_the_files_of_the_functions() -> None:
 
 
 def test_files_exist() -> None:
-    """And a file that a link names by its last parts is the one that it leads to."""
+    """The files of all links exist, and the file name in a link's text is the end of the path that the link leads to."""
     links = re.findall(r"\[`?([^`\]]+)`?\]\(\.\./([^)#]+)\)", PAGE)
     assert len(links) > 80
     assert [path for _, path in links if not (ROOT / path).exists()] == []

@@ -1,4 +1,4 @@
-"""docs/BENCHMARKS.md: tables of studies, made from the results that exist."""
+"""Tests of docs/BENCHMARKS.md: its tables of studies are made from the results that exist."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONTROL = next(section for section in SECTIONS if "dm_control" in section.studie
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder without results, in which all studies keep theirs, and figures."""
+    """Return an empty folder in which all studies keep their results, and the figures."""
     for name, kept in STUDIES.items():
         monkeypatch.setitem(studies.STUDIES, name, Kept(kept.file, tmp_path / name))
     monkeypatch.setattr(score_page, "FIGURES", tmp_path / "figures")
@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def curve(*values: float, seconds: float = 10.0, frames: int = 2_000_000) -> dict[str, list[float]]:
-    """Rows every `seconds` and `frames` with these values of total_reward_ma and current_return."""
+    """Return table rows every `seconds` and `frames`; total_reward_ma and current_return have the given values."""
     count = range(1, len(values) + 1)
     own = {"frame": [frames * row for row in count], "wall_t": [seconds * row for row in count]}
     return own | {"total_reward_ma": list(values), "current_return": list(values), "epi_new": [1] * len(values)}
@@ -56,7 +56,7 @@ def results(folder: Path, name: str, env: str, *curves: dict[str, list[float]]) 
 
 
 def cells(text: str, env: str) -> dict[str, str]:
-    """Header → cell of the row of an env in the first table."""
+    """Return a dict from header to cell for the row of an env in the first table."""
     head, _, *lines = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|"))
     return next(dict(zip(head, line, strict=True)) for line in lines if line[0].startswith(f"[{env}]"))
 
@@ -85,7 +85,7 @@ def test_the_row_of_an_agent_has_score_interval_published_score_and_seconds(fold
 
 
 def test_the_score_of_another_library_is_subtracted_from_that_of_slm_lab(folder: Path) -> None:
-    """1,900 and 2,100 minus 1,800: without a second seed of the other library, the difference has no interval."""
+    """The mean of 1,900 and 2,100 minus 1,800 is +200; with one seed of the other library, the difference has no interval."""
     section = next(one for one in SECTIONS if "mujoco_1m" in one.studies)
     study = study_of("mujoco_1m")
     results(folder, "mujoco_1m", "Hopper-v5", *({**curve(value), "total_reward": [value]} for value in (1900.0, 2100.0)))
@@ -111,7 +111,7 @@ def test_seconds_are_infinite_if_most_seeds_stay_below(folder: Path) -> None:
 
 
 def test_scores_over_envs_are_scaled_by_random_actions_and_the_published_score(folder: Path) -> None:
-    """Of 8 scaled scores, the mean of the middle four."""
+    """The aggregate score is the interquartile mean: of 8 scaled scores, the mean of the middle four."""
     random = json.loads(SHIPPED.read_text(encoding="utf-8"))
     for env, published in (("Hopper-v5", 1653.74), ("Reacher-v5", -5.03)):
         zero, scale = random[env], published - random[env]
@@ -135,7 +135,7 @@ def test_of_an_env_that_two_studies_have_the_run_with_more_frames_counts(folder:
         ("FingerSpin-v1", "dm_control", 5_000_000),
     }
     results(folder, "dm_control_5m", "WalkerStand-v1", curve(400, 950))
-    results(folder, "dm_control_5m", "FingerSpin-v1", curve(400, 500))  # as many frames as in dm_control
+    results(folder, "dm_control_5m", "FingerSpin-v1", curve(400, 500))  # has the same number of frames as dm_control
     found = {one.row.env: one for one in contents(CONTROL)}
     assert (found["WalkerStand-v1"].name, found["WalkerStand-v1"].frames) == ("dm_control_5m", 5_000_000)
     assert found["FingerSpin-v1"].name == "dm_control_5m"
@@ -176,7 +176,7 @@ def test_figures_and_anchors_of_the_page_exist() -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TABLES)
 def test_a_command_repeats_its_run(name: str) -> None:
-    """It loads the spec of the run: each entry in its first and last env."""
+    """The command of an entry loads the spec of its run; checked in the first and last env of each entry."""
     study = study_of(name)
     for run in {run.entry: run for run in (*study.runs, *reversed(study.runs))}.values():
         program, file, spec, mode, flag, seed, *sets = command(study, run)

@@ -1,4 +1,4 @@
-"""The site: builds without a warning, and its pages load nothing from elsewhere."""
+"""Tests of the documentation site: it builds without warnings, and its pages load nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         parser.feed(page.read_text(encoding="utf-8"))
         assert [address for address in parser.addresses if re.match(r"(https?:)?//", address)] == [], page
         files = [address.partition("#")[0].partition("?")[0] for address in parser.addresses if not address.startswith("data:")]
-        if page.name != "404.html":  # its addresses are absolute
+        if page.name != "404.html":  # its URLs are absolute
             assert [file for file in files if file and not (page.parent / file).exists()] == [], page
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet

@@ -1,4 +1,4 @@
-"""docs/spec.md, docs/nets.md and the pages of algorithms, memories and nets against the models, the code and the other pages."""
+"""Tests of docs/spec.md, docs/nets.md and the component pages against the models, the code and the other pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_page_is_current(page: str) -> None:
 
 @pytest.mark.slow
 def test_a_page_that_is_not_current_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """And one of a component that does not exist."""
+    """`generate.py --check` fails if a page is out of date or describes a component that does not exist."""
     monkeypatch.setattr(generate, "FILES", {})
     monkeypatch.setattr(generate.sys, "argv", ["generate.py", "--check"])
     assert generate.main() == 0
@@ -69,7 +69,7 @@ def test_every_key_is_there_with_its_meaning_and_a_valid_example(section: Sectio
 
 
 def _meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return key → its description, as the pages show it."""
+    """Return a dict from key to its description as the pages show it."""
     lines = {key: " ".join(words.split()).replace("|", "\\|") for key, words in key_descriptions(model).items()}
     return {key: with_papers(line) for key, line in lines.items() if key in model.model_fields}
 
@@ -84,7 +84,7 @@ def _is_valid(model: type, key: str, value: object) -> bool:
 
 @pytest.mark.parametrize(("section", "name"), COMPONENTS, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_page_of_a_component_is_complete(section: Section, name: str) -> None:
-    """It has a description, a part written by hand with an example, equations except those of Random, keys and specs."""
+    """A component page has a description, a handwritten part with an example, keys and specs, and equations except for Random."""
     text = (DOCS / page_of(section, name)).read_text(encoding="utf-8")
     hand, equations = component_pages._by_hand(page_of(section, name))
     assert "```json\n{" in hand
@@ -100,7 +100,7 @@ def test_a_page_of_a_component_is_complete(section: Section, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("section", "name"), COMPONENTS, ids=lambda value: value if isinstance(value, str) else "")
 def test_the_examples_of_a_page_can_be_built(section: Section, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And they are of the component; their recorded episodes are those of docs/learning_curves."""
+    """The examples of a page build and use its component; recorded episodes are read from docs/learning_curves."""
     monkeypatch.chdir(DOCS / "learning_curves")
     texts = [block.text for block in blocks(DOCS / page_of(section, name)) if block.language == "json" and block.text.startswith("{")]
     assert texts

@@ -1,4 +1,4 @@
-"""bench.speed: the time in EnvPool, and the lines of the table."""
+"""Tests of bench.speed: the measured time in EnvPool, and the lines of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle: single Gymnasium envs stepped by hand, and the transitions of a vector env in the same form."""
+"""Reference for the env tests: single Gymnasium envs stepped by hand, and the transitions of a vector env in the same format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_lab.lib.records import Episode, VecStep
 
 
 class Transition(NamedTuple):
-    """What a memory may keep of one step of one env."""
+    """Transition of one env, with all values that a memory may store."""
 
     obs: np.ndarray
     reward: float
@@ -21,19 +21,19 @@ class Transition(NamedTuple):
     truncated: bool
     next_obs: np.ndarray
     first: bool
-    """obs began an episode."""
+    """Whether obs is the first observation of an episode."""
 
 
 class Played(NamedTuple):
     transitions: list[list[Transition]]
-    """Per env."""
+    """One list per env."""
     episodes: list[list[tuple[float, int]]]
-    """Per env: return, length."""
+    """One list per env, of (return, length)."""
     steps: list[VecStep]
 
 
 def play(env: Env, actions: Iterable[np.ndarray]) -> Played:
-    """Step the vector env and keep the valid rows."""
+    """Step a vector env; return its transitions without the dummy rows, its episodes and its steps."""
     obs_N, count = env.reset(), env.info.num_envs
     first_N = np.ones(count, bool)
     transitions: list[list[Transition]] = [[] for _ in range(count)]
@@ -59,7 +59,7 @@ def play(env: Env, actions: Iterable[np.ndarray]) -> Played:
 
 
 def play_single(env: gym.Env[Any, Any], seed: int, actions: Iterable[Any]) -> tuple[list[Transition], list[tuple[float, int]]]:
-    """Step one env by hand with those actions."""
+    """Step a single env with the given actions; return its transitions and its episodes as (return, length)."""
     obs = np.array(env.reset(seed=seed)[0], np.float32)
     transitions, episodes = [], []
     first, total, length = True, 0.0, 0
@@ -78,7 +78,7 @@ def play_single(env: gym.Env[Any, Any], seed: int, actions: Iterable[Any]) -> tu
 
 
 def assert_same(ours: list[Transition], theirs: list[Transition]) -> None:
-    """Equal as far as both go."""
+    """Assert that two lists of transitions are equal up to the length of the shorter one."""
     assert min(len(ours), len(theirs)) > 0
     for a, b in zip(ours, theirs, strict=False):
         np.testing.assert_array_equal(a.obs, b.obs)

@@ -1,4 +1,4 @@
-"""A task whose best return is known, with its cue shown in spaces of many kinds: `tests.env.cues:Cue-v0`, argument `form`."""
+"""Env with a known best return, `tests.env.cues:Cue-v0`; the argument `form` chooses the observation space that shows the cue."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from gymnasium import spaces
 
 STEPS = 8
-"""Steps of an episode, and its best return; that of random actions is 8 / 3."""
+"""Steps of an episode, and its best return; the mean return of random actions is 8 / 3."""
 
 
 def _rows(shape: tuple[int, ...], dtype: Any, high: float, axis: int = 0, channel: int | None = None) -> Callable[[int], np.ndarray]:
-    """Return the function that draws cue 0, 1 or 2: a third of an axis is filled, in one channel (the last axis) or in all."""
+    """Return a function that draws cue 0, 1 or 2 by filling one third of an axis, in one channel (of the last axis) or in all."""
 
     def draw(cue: int) -> np.ndarray:
         array = np.zeros(shape, dtype)

@@ -1,4 +1,4 @@
-"""Step every env of one of EnvPool's suites, in a process of its own: python -m tests.env.every_id SUITE [STEPS]"""
+"""Step every env of one EnvPool suite in a separate process: python -m tests.env.every_id SUITE [STEPS]"""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def names(suite: str) -> list[str]:
 
 
 def stepped(name: str, steps: int) -> str:
-    """Make, reset, step and close an env; return what is wrong, or ""."""
+    """Make, reset, step and close an env; return a description of its faults, or "" if there are none."""
     if name == "VizdoomCustom-v1":
-        return ""  # needs files of the user's
+        return ""  # needs the user's files
     env = make_env(EnvSpec(name=POOL + name, num_envs=ENVS, max_frame=1), 0)
     try:
         return "; ".join(dict.fromkeys(_faults(env, steps)))
@@ -68,7 +68,7 @@ def main(suite: str, steps: int = 100) -> None:
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
         sys.stderr.write(f"{name} {found[name]}\n")
-    sys.stdout.write(f"\n{json.dumps(found)}\n")  # C++ libraries write warnings before and after
+    sys.stdout.write(f"\n{json.dumps(found)}\n")  # C++ libraries print warnings before and after this line
 
 
 if __name__ == "__main__":

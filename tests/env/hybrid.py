@@ -1,4 +1,4 @@
-"""An env with nested actions of several kinds: choose a move, its strength and two switches."""
+"""Env with nested actions of several kinds: a move, its strength and two switches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from gymnasium import spaces
 
 
 class Hybrid(gym.Env[Any, Any]):
-    """Each step shows a move (of 3), a strength (0 to 4) and two switches; the reward is the share of what the action repeats.
+    """The observation shows a move (of 3), a strength (0 to 4) and two switches; the reward is 1 if the action repeats all of them.
 
-    With `mask` two of the three moves are valid, and an invalid one raises an error. With `kinds` the action has only some parts. With
-    `hidden` the move is shown in the first step of an episode only, which stays the same until its end.
+    The reward is the mean of the rewards for each part of the action. With `mask` two of the three moves are valid, and an invalid move
+    raises an error. `kinds` lists the parts of the action. With `hidden` the move stays the same during an episode and is shown only in
+    its first observation.
     """
 
     def __init__(self, mask: bool = False, kinds: str = "move strength switches", hidden: bool = False, length: int = 10) -> None:

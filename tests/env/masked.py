@@ -1,4 +1,4 @@
-"""Envs with action masks; each fails if an invalid action is taken."""
+"""Envs with action masks, which raise an error for an invalid action, and an env with an entry for the critic only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from gymnasium import spaces
 
 
 class Forbidding(gym.Env[Any, Any]):
-    """Of 40 actions two are valid in each step, and the reward is 1 for the one whose number the observation shows.
+    """Two of 40 actions are valid in each step; the reward is 1 for the one that the observation indicates (the lower or the higher).
 
-    With `silent_end` the info of an episode's last step is empty.
-
-    Observations are a Dict with the mask, or with `where` "info" a vector, and the mask is in info. With `pixels` the vector is an image.
+    The observation is a Dict of a vector and the mask. If `where` is "info", it is the vector alone, and the mask is in info. With `pixels`
+    an image replaces the vector. With `silent_end` the info of the last step of an episode is empty.
     """
 
     ACTIONS = 40
@@ -41,7 +40,7 @@ class Forbidding(gym.Env[Any, Any]):
         mask = np.zeros(self.ACTIONS, np.int8)
         if not self._empty_after or self._steps < self._empty_after:
             mask[np.sort(self._valid)] = 1
-        sign = 1 if np.sort(self._valid)[0] == self._valid[self._best] else -1  # whether the lower or the higher number is right
+        sign = 1 if np.sort(self._valid)[0] == self._valid[self._best] else -1  # 1: the lower valid action is right; −1: the higher
         seen = np.full((3, 12, 12), 255 if sign > 0 else 0, np.uint8) if self._pixels else np.array([sign, 0.5], np.float32)
         if self._where == "obs":
             return {"seen": seen, self._key: mask}, {}
@@ -63,7 +62,7 @@ class Forbidding(gym.Env[Any, Any]):
 
 
 class Components(gym.Env[Any, Any]):
-    """A multi-discrete action of 3 and 4 choices; the mask has a number per choice, or per combination if `joint`."""
+    """Multi-discrete actions with 3 and 4 choices; the mask has one entry per choice, or one per combination if `joint`."""
 
     NVEC = (3, 4)
 
@@ -99,7 +98,7 @@ class Components(gym.Env[Any, Any]):
 
 
 class Privileged(gym.Env[Any, Any]):
-    """One of two actions is right; which one, the entry "secret" says, and "state" says nothing about it."""
+    """Random observations with the entries "secret" (for the critic) and "state"; the reward is the first number of the action."""
 
     def __init__(self) -> None:
         self.action_space = spaces.Box(-1, 1, (2,), np.float32)
@@ -123,7 +122,7 @@ gym.register("Forbidding-v0", entry_point="tests.env.masked:Forbidding")
 
 
 def vector(num_envs: int, where: str = "info", **kwargs: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """Return Forbidding as a vector env whose infos, or observations, have the masks."""
+    """Return Forbidding as a vector env with the masks in its infos or in its observations."""
     return gym.vector.SyncVectorEnv([lambda: Forbidding(where=where)] * num_envs)
 
 

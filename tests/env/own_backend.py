@@ -1,4 +1,4 @@
-"""A backend as a user may write one: counts, and truncates after four steps."""
+"""Examples of user-defined backends: the observation counts the steps, and episodes are truncated after four steps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Counting(Backend):
 
 
 class Hidden(Counting):
-    """Does not expose the random streams of its envs; each episode begins with a number that its seed determines."""
+    """Does not expose the random streams of its envs; `reset` adds random numbers, which the seeds determine, to the observations."""
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         if seeds is not None:
@@ -65,7 +65,7 @@ class Hidden(Counting):
 
 
 class Partial(Backend):
-    """Lacks methods."""
+    """Lacks the required methods."""
 
 
 class Pairs(Counting):

@@ -1,4 +1,4 @@
-"""Envs that return what they must not, in many ways. Importing this module registers them: `tests.env.strange:Strange-v0`."""
+"""Envs with invalid return values of many kinds. Importing this module registers them: `tests.env.strange:Strange-v0`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ OBSERVATIONS: dict[str, tuple[str, Any]] = {
     "short tuple": ("tuple", (np.zeros(2, np.float32),)),
     "item outside": ("tuple", (np.zeros(2, np.float32), -1)),
 }
-"""Name → the env's space, and an observation that is not in it."""
+"""Name → space of the env, and an observation that is not in this space."""
 FITTING: dict[str, tuple[str, Any]] = {
     "list": ("box", [0.25, 0.5, 0.75]),
     "tuple": ("box", (0.25, 0.5, 0.75)),
@@ -95,7 +95,7 @@ STEPS: dict[str, Any] = {
     "no info": (ZEROS, 1.0, False, False, None),
     "list for info": (ZEROS, 1.0, False, False, []),
 }
-"""Name → what step returns."""
+"""Name → invalid return value of step."""
 FITTING_STEPS: dict[str, Any] = {
     "list": [ZEROS, 2.0, False, False, {}],
     "reward in an array": (ZEROS, np.array([2.0]), False, False, {}),
@@ -108,7 +108,7 @@ FITTING_STEPS: dict[str, Any] = {
 
 
 class Strange(gym.Env[Any, Any]):
-    """Returns what `obs`, `step` or `reset` names, from step or reset number `at` on; otherwise what it should."""
+    """Returns the value named by `obs`, `step` or `reset` from step `at` on (0: from the first reset on), and valid values before."""
 
     action_space = spaces.Discrete(2)
 
@@ -145,14 +145,14 @@ class NoSeed(Strange):
 
 
 class Drawing(Strange):
-    """Draws rewards from the generators of the process."""
+    """Draws rewards from the process-wide random generators of Python and numpy."""
 
     def step(self, action: Any) -> Any:
         return ZEROS, random.random() + np.random.random(), False, False, {}
 
 
 class StrangeVector(VectorEnv[Any, Any, Any]):
-    """A vector env; `fault` names what is wrong with what it returns."""
+    """A vector env with invalid return values; `fault` names the kind."""
 
     def __init__(self, num_envs: int, fault: str = "", max_episode_steps: int = 9) -> None:
         self.num_envs, self.kind, self.metadata = num_envs, fault, {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -191,7 +191,7 @@ class StrangeVector(VectorEnv[Any, Any, Any]):
 
 
 class StrangeBackend(Backend):
-    """A backend of a user; `kind` names what is wrong with what it returns."""
+    """A user-defined backend with invalid return values; `kind` names the kind."""
 
     def __init__(self, target: EnvRequest) -> None:
         self.observation_space, self.action_space = SPACES["box"], Strange.action_space

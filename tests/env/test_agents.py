@@ -1,4 +1,4 @@
-"""Envs with several agents: rows, turns, masks, ends, and exact continuation."""
+"""Tests of envs with several agents: rows, turns, masks, ends of episodes, and exact continuation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_game_by_hand() -> None:
         assert acting(backend) == [mover == 0, mover == 1]
         free = [one not in (0, 3, 1, 4)[:turn] for one in range(9)]
         assert obs["legal_action_mask"].tolist() == [free if row == mover else [True] * 9 for row in (0, 1)]
-        action = np.full(2, 8)  # that of the player who waits is ignored
+        action = np.full(2, 8)  # the action of the waiting player is ignored
         action[mover] = cell
         step = backend.step(action)
         obs = step.obs
@@ -87,7 +87,7 @@ def test_a_time_limit_truncates_all_players_and_resets_in_the_same_step() -> Non
 
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
-    """Several threads return the envs in the order in which they have finished."""
+    """With several threads, EnvPool returns the envs in the order in which they finish; this must not change the results."""
 
     def played(threads: int) -> bytes:
         backend, rng = game("Go9x9-v1", 8, threads=threads), np.random.default_rng(0)
@@ -224,14 +224,14 @@ GAMES = sorted({env.ids[0] for env in envpool_envs().values() if env.suite == "p
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
 def test_every_game_continues(name: str) -> None:
-    if name == "Backgammon-v1":  # its dice are thrown in the steps
+    if name == "Backgammon-v1":  # rolls its dice during steps
         assert (game(name).rng_states(), game(name).episode_state()) == (None, None)
     else:
         continued(name, 150)
 
 
 def test_errors_name_env_and_agent() -> None:
-    """The second agent of the second env returns a reward that is not finite."""
+    """A reward that is not finite is an error, which names the second env and its second agent."""
     env = make_env(EnvSpec(name="CartPole-v1", backend="tests.env.turn_games:Duel", num_envs=2, max_frame=100), 0)
     env.reset()
     step = env._backend.step

@@ -1,4 +1,4 @@
-"""Worker processes of the backend async: how they start, what they pass on, and that nothing of them is left."""
+"""Tests of the worker processes of the backend async: their start, signals and environment, and the end of all their processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEAD = "from slm_lab.env import make_env\nfrom slm_lab.spec.models.env import En
 
 
 def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
-    """Run a script of the user's, without a main guard."""
+    """Start a user's script that has no main guard (`if __name__ == "__main__"`)."""
     path = tmp_path / "script.py"
     path.write_text(HEAD + script)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -39,7 +39,7 @@ def run(tmp_path: Path, script: str) -> str:
 
 
 def shown_by(process: subprocess.Popen[str]) -> str:
-    """What the process prints until it, and all processes that it leaves behind, have ended."""
+    """Return the output of a process, read until the process and all processes that it leaves behind have ended."""
     try:
         return process.communicate(timeout=60)[0]
     except subprocess.TimeoutExpired as error:
@@ -55,7 +55,7 @@ def test_a_script_without_main_guard_that_never_closes(tmp_path: Path) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("entry", ["Own", "'__main__:Own'"])
 def test_an_env_that_is_defined_in_the_script(tmp_path: Path, entry: str) -> None:
-    """Other processes do not import the script: the message says so, and what to do."""
+    """Worker processes do not import the script; the message says so and what to do."""
     script = f"""
 import gymnasium as gym
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
@@ -75,7 +75,7 @@ except Exception as error:
 
 
 def test_an_id_that_only_the_script_registers(tmp_path: Path) -> None:
-    """Its class can be imported elsewhere, its id is unknown there."""
+    """Worker processes can import the class of the env, but do not know its id; the message says what to do."""
     script = """
 import gymnasium as gym
 gym.register("Own-v0", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv", max_episode_steps=9)
@@ -90,7 +90,7 @@ except Exception as error:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_constructors_that_change_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    """Each env is constructed in the folder of the start, so that the second one finds the relative path too."""
+    """Each env is constructed in the initial working directory, so that the relative path is valid for the second env too."""
     (tmp_path / "assets").mkdir()
     monkeypatch.chdir(tmp_path)
     env = build(PREFIX + "Wanderer-v0", 2, backend=backend, folder="assets")
@@ -101,7 +101,7 @@ def test_constructors_that_change_the_folder(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_simulator_gets_no_blocked_and_no_ignored_signals(tmp_path: Path) -> None:
-    """Ended by terminate(); the worker itself does not react to stop signals."""
+    """A simulator blocks and ignores no stop signal, so that terminate() ends it; the worker itself does not react to stop signals."""
     if not Path("/proc/self/status").exists():
         pytest.skip("needs /proc")
     env = build(PREFIX + "Simulated-v0", 1, backend="async", folder=str(tmp_path))
@@ -129,7 +129,7 @@ def test_a_simulator_that_the_env_forgets_ends_with_its_worker(tmp_path: Path) -
 
 @pytest.mark.skipif(server.start_method() == "spawn", reason="no fork server on this system")
 def test_processes_come_from_the_fork_server_as_if_they_were_spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the environment variables of now, random numbers of their own, a process group each, and exit hooks."""
+    """Each process has the current environment variables, its own random numbers and process group, and runs its exit hooks."""
     server.ensure_server()
     monkeypatch.setenv("SLM_LAB_TEST", "later than the server")
     env = build(PREFIX + "Reporting-v0", 2, backend="async", folder=str(tmp_path))
@@ -149,7 +149,7 @@ METHOD = "from slm_lab.experiment.execute.local.fork_server import use_start_met
 @pytest.mark.parametrize("method", ["auto", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("blocks", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_death_of_the_parent_ends_workers_and_simulators(tmp_path: Path, blocks: bool, method: str) -> None:
-    """By SIGKILL, also while an env blocks in its step."""
+    """The parent is killed by SIGKILL, also while an env blocks in its step."""
     script = f"""
 {METHOD.format(method)}
 env = make_env(EnvSpec(name="{PREFIX}Simulated-v0", max_frame=9, backend="async", folder={str(tmp_path)!r}, blocks={blocks}), 0)

@@ -1,4 +1,4 @@
-"""Atari: the same settings, frame for frame where the emulator is deterministic, in every backend."""
+"""Tests of Atari envs: all backends have the same settings and, where the emulator is deterministic, return the same frames."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build(game: str = "Breakout", num_envs: int = 2, *, seed: int = 3, training:
 
 
 def played(game: str, actions: list[np.ndarray], **keys: Any) -> Played:
-    """Play with these actions and close the env."""
+    """Make an env, step it with the given actions and close it."""
     env = build(game, len(actions[0]), **keys)
     try:
         return play(env, actions)
@@ -55,7 +55,7 @@ def test_sync_equals_ale_frame_for_frame(keys: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_ale_against_the_emulator_by_hand() -> None:
-    """Whole-game raw returns though a lost life terminates, and though the agent's rewards are clipped."""
+    """The reported returns are unclipped and of whole games, although a lost life terminates and the agent's rewards are clipped."""
     actions = random_actions(500, choices=6)
     ours = played("SpaceInvaders", actions, life_loss_info=True, use_fire_reset=False, **DETERMINISTIC)
     register_atari()
@@ -102,7 +102,7 @@ def test_defaults_of_every_backend(backend: str) -> None:
     played = play(env, random_actions(205, choices=6, seed=0))
     env.close()
     rewards = np.stack([step.reward_N for step in played.steps])
-    assert rewards.max() >= 5  # raw: no clipping hides in the backend
+    assert rewards.max() >= 5  # the backend does not clip rewards
     assert [length for _, length in played.episodes[0]] == [100, 100]
     assert all(bool(t.truncated) == (index % 100 == 99) for index, t in enumerate(played.transitions[0][:200]))
     assert played.steps[3].obs_N.dtype == np.uint8

@@ -1,4 +1,4 @@
-"""tools/baselines.py."""
+"""Tests of tools/baselines.py."""
 
 from __future__ import annotations
 

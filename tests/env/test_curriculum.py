@@ -1,4 +1,4 @@
-"""env.schedule: arguments and attributes of envs that change when an episode ends."""
+"""Tests of env.schedule: arguments and attributes of envs that change when an episode ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def course(schedule: dict[str, Any], num_envs: int = 1, training: bool = True, *
 
 
 def episodes(env: Env, steps: int, frame: int = 0) -> list[tuple[int, int, float, dict[str, float]]]:
-    """Return end (frame), length, return and info of the episodes."""
+    """Step an env; return the end (frame), length, return and info of each episode."""
     found, count = [], env.info.num_envs
     for _ in range(steps):
         frame += count
@@ -35,7 +35,7 @@ def episodes(env: Env, steps: int, frame: int = 0) -> list[tuple[int, int, float
 
 @pytest.mark.parametrize(("num_envs", "backend"), [(1, "sync"), (2, "sync"), pytest.param(2, "async", marks=pytest.mark.slow)])
 def test_an_argument_changes_when_an_episode_ends(num_envs: int, backend: str) -> None:
-    """By hand, with n envs that step together: the value at the frame at which the previous episode ended."""
+    """An episode has the value for the frame at which the previous episode ended; with n envs, a vector step is n frames."""
     env = course({"length": [[n * num_envs, value] for n, value in STEPS]}, num_envs, backend=backend)
     env.reset()
     found = episodes(env, 30)
@@ -53,17 +53,17 @@ def test_attributes_are_set_also_to_texts() -> None:
     env.reset()
     found = episodes(env, 15)
     np.testing.assert_allclose([total for _, _, total, _ in found], [3 * (1 + bonus) for bonus in (0.0, 0.25, 0.5, 0.75, 1.0)])
-    assert [info["env.label"] for *_, info in found] == [0.0, 0.0, 1.0, 1.0, 1.0]  # positions in the list
+    assert [info["env.label"] for *_, info in found] == [0.0, 0.0, 1.0, 1.0, 1.0]  # positions of the labels in the schedule
     assert env._backend.env.unwrapped.label == "hard"  # type: ignore[attr-defined]
     env.close()
 
 
 def test_a_rule_by_return_goes_on_after_episodes_with_the_present_value() -> None:
-    """Returns are 3 · (1 + bonus): two episodes with at least 3 on average, then two with at least 6."""
+    """The value changes after two episodes with a mean return of at least 3, then of at least 6; the returns are 3 · (1 + bonus)."""
     env = course({"bonus": {"by": "return", "start": 0.0, "steps": [[3, 1.0], [6, 0.5], [100, 9.0]], "episodes": 2}})
     env.reset()
     totals = [total for *_, total, _ in episodes(env, 36)]
-    # the episode after the last one of a value began before it was counted
+    # the episode after the second one had already begun with the same value when the second one was counted
     assert totals == [3.0, 3.0, 3.0, 6.0, 6.0, 6.0, 4.5, 4.5, 4.5, 4.5, 4.5, 4.5]
     env.close()
 
@@ -77,7 +77,7 @@ def test_evaluation_has_the_last_values() -> None:
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_a_continued_env_equals_one_without_a_break(num_envs: int) -> None:
-    """Also an env that has an older value than one that would begin now, and the seeds of envs that are rebuilt."""
+    """This includes an env that still has an older value than a new episode would have, and the seeds of rebuilt envs."""
     schedule = {"length": [[0, 9], [4, 5], [30, 7], [60, 3]], "bonus": {"by": "return", "start": 0.0, "steps": [[8, 0.5]], "episodes": 3}}
     one, other = course(schedule, num_envs), course(schedule, num_envs)
     one.reset()
@@ -206,7 +206,7 @@ def test_other_misuse_is_refused_by_path() -> None:
 
 
 def test_gymnasiums_own_envs() -> None:
-    """With 4 envs, auto would choose CartPole's own vector env if there were no schedule."""
+    """Without a schedule, auto would choose CartPole's own vector env for 4 envs; with a schedule, it chooses sync."""
     spec = EnvSpec.model_validate({"name": "CartPole-v1", "max_frame": 100, "schedule": {"gravity": [[0, 9.8], [20, 1.0]]}})
     env = make_env(spec, 0, num_envs=4)
     assert env.backend == "sync"

@@ -1,4 +1,4 @@
-"""EnvPool's suites: ids, spaces, options, time limits, and every id."""
+"""Tests of EnvPool's suites: ids, spaces, options, time limits, and steps of every id."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_bounds_that_mean_none() -> None:
 
 
 def test_actions_below_zero_reach_vizdoom() -> None:
-    """Its bounds say that every action is positive."""
+    """The bounds that ViZDoom declares contain no action below zero, but its envs accept such actions."""
     env = build("D1Basic-v1", 1)
     assert not env.info.action.bounded
     assert env._decode(np.array([[-1.0, 0.0, 1.0]])).tolist() == [[-1, 0, 1]]
@@ -70,7 +70,7 @@ def test_whole_numbers_are_choices() -> None:
     assert isinstance(fitted, spaces.MultiDiscrete)
     assert (fitted.nvec.tolist(), fitted.start.tolist()) == ([4, 9], [0, 1])
     env = build("Jumanji/Tetris-v0", 2)
-    assert (env.info.action.kind, env.info.action.nvec) == ("discrete", (40,))  # its mask has a number for each combination
+    assert (env.info.action.kind, env.info.action.nvec) == ("discrete", (40,))  # the mask has one entry per combination
     env.close()
 
 
@@ -178,7 +178,7 @@ def test_the_seed_of_an_env_does_not_depend_on_their_number() -> None:
 
 
 def ends(name: str, steps: int, **keys: Any) -> set[tuple[bool, bool, bool]]:
-    """Return (truncated, with a reward, at the limit) of the episodes of random actions."""
+    """Step random actions; return the set of (truncated, return is not 0, length is the limit) of the episodes."""
     env = build(name, 16, **keys)
     limit = env._backend.max_steps
     env.reset()
@@ -188,7 +188,7 @@ def ends(name: str, steps: int, **keys: Any) -> set[tuple[bool, bool, bool]]:
 
 
 def test_an_env_s_own_time_limit_truncates() -> None:
-    """These envs end episodes at a limit of their own, whatever limit EnvPool is given."""
+    """These envs end episodes at a built-in limit, whatever limit EnvPool is given; such an end without another reason is a truncation."""
     assert {(late, truncated) for truncated, _, late in ends("highway-fast-v0", 200)} >= {(True, True), (False, False)}
     assert {truncated for truncated, _, late in ends("highway-fast-v0", 200) if not late} == {False}
     assert ends("MiniGrid-Empty-5x5-v0", 300) >= {(True, False, True), (False, True, False)}
@@ -207,7 +207,7 @@ def test_an_end_in_the_last_step_allowed_is_a_termination_if_the_arrays_say_why(
 
 
 def test_minigrid_s_reward_does_not_depend_on_max_t() -> None:
-    """It is 1 − 0.9 × steps / limit, and the limit is the env's own."""
+    """The reward is 1 − 0.9 × steps / limit, where the limit is the env's own (100), not max_t."""
     env = build("MiniGrid-Empty-5x5-v0", 16, max_t=50)
     env.reset()
     won = [e for _ in range(300) for e in env.step(env.sample()).episodes if e.total_reward]
@@ -218,7 +218,7 @@ def test_minigrid_s_reward_does_not_depend_on_max_t() -> None:
 
 
 class Frames:
-    """Keeps the frames of episodes."""
+    """Recorder that keeps the frames of episodes."""
 
     def __init__(self) -> None:
         self.episodes, self.frames = 0, list[np.ndarray]()
@@ -270,14 +270,14 @@ def test_every_id(suite: str, tmp_path: Path) -> None:
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     assert {name: fault for name, fault in found.items() if fault} == {}
     assert list(found) == names(suite)
-    assert {file.name for file in tmp_path.iterdir()} <= {"MUJOCO_LOG.TXT"}  # warnings of the MuJoCo inside EnvPool
+    assert {file.name for file in tmp_path.iterdir()} <= {"MUJOCO_LOG.TXT"}  # warnings of the MuJoCo library inside EnvPool
 
 
 GO1 = "MuJoCoPlayground/Go1JoystickFlatTerrain-v1"
 
 
 def go1_states(steps: int, **keys: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the observations [T, N, 48] of a run of random actions, beginning with those of the reset, and the actions [T − 1, N, 12]."""
+    """Step random actions; return the observations [T, N, 48], those of the reset first, and the actions [T − 1, N, 12]."""
     env = build(GO1, 8, obs_keys=["state"], **keys)
     observations, actions = [env.reset()], [env.sample() for _ in range(steps)]
     observations += [env.step(action).obs_N for action in actions]
@@ -287,7 +287,7 @@ def go1_states(steps: int, **keys: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.slow
 def test_go1_s_observation_is_that_of_mujoco_playground() -> None:
-    """Its columns: linear velocity, gyro, gravity (3 each), joint angles − default pose, joint velocities, action (12 each), command."""
+    """Columns: linear velocity, gyro, gravity (3 each), joint angles − default pose, joint velocities, action (12 each), command (3)."""
     state, action = go1_states(15, noise_level=0.0)
     assert state.shape[-1] == 48
     gravity, angle, velocity, last_action, command = np.split(state[..., 6:], [3, 15, 27, 39], axis=-1)
@@ -295,11 +295,11 @@ def test_go1_s_observation_is_that_of_mujoco_playground() -> None:
     assert (gravity[0, :, 2] < -0.9).all(), "in the robot's frame; it begins upright"
     np.testing.assert_allclose(angle[0], 0.0, atol=1e-5)
     np.testing.assert_allclose(last_action[:2], 0.0)
-    np.testing.assert_allclose(last_action[2:], action[:-1], rtol=1e-6)  # the last before the step that the observation shows
+    np.testing.assert_allclose(last_action[2:], action[:-1], rtol=1e-6)  # the action before the one that led to the observation
     limits = np.array([1.5, 0.8, 1.2])
     assert (np.abs(command) <= limits + 1e-6).all()
     assert np.abs(command).max() > 0.1
-    change = np.diff(angle, axis=0) / 0.02  # the time of a step
+    change = np.diff(angle, axis=0) / 0.02  # a step takes 0.02 s
     between = (velocity[1:] + velocity[:-1]) / 2
     assert np.corrcoef(change.ravel(), between.ravel())[0, 1] > 0.8
     wider, _ = go1_states(1, command_a0=15.0)
@@ -312,7 +312,7 @@ def test_go1_s_observation_is_that_of_mujoco_playground() -> None:
 
 
 def episode_lengths(env: Any, steps: int) -> tuple[list[list[int]], list[list[bool]]]:
-    """Step an env with action 0; return the lengths of the episodes of each env, and whether they were truncated."""
+    """Step an env with action 0; return, for each env, the lengths of its episodes and whether each was truncated."""
     lengths: list[list[int]] = [[] for _ in range(env.info.num_envs)]
     cut: list[list[bool]] = [[] for _ in range(env.info.num_envs)]
     env.reset()
@@ -331,7 +331,7 @@ def episode_lengths(env: Any, steps: int) -> tuple[list[list[int]], list[list[bo
 def test_first_episodes_are_staggered(name: str, limit: int) -> None:
     keys = {"max_t": limit} if name == "CheetahRun-v1" else {}
     env = build(name, num_envs=4, backend="envpool", stagger_episodes=True, **keys)
-    for _ in range(2):  # each reset of all envs begins anew
+    for _ in range(2):  # each reset of all envs staggers them again
         lengths, cut = episode_lengths(env, 2 * limit + limit // 4)
         first = [limit // 4, limit // 2, 3 * limit // 4, limit]
         assert [row[0] for row in lengths] == first

@@ -1,4 +1,4 @@
-"""Random spaces, and envs that misbehave in one way: an env trains what its space says, or ends with a message that names env and step."""
+"""Fuzz tests of spaces and faulty envs: agents see what the space describes, or the run ends with a message that names env and step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 4
 
 
 class Fuzzed(gym.Env[Any, Any]):
-    """The env of a scenario: its observations are given; from a step on it misbehaves."""
+    """Env of a scenario: it returns the given observations, and the scenario's fault from step `at` on."""
 
     def __init__(self, number: int) -> None:
         one = scenario(number)
@@ -62,7 +62,7 @@ def _outside(outcome: list[Any], space: spaces.Space[Any]) -> None:
 
 
 def _longer(outcome: list[Any], space: spaces.Space[Any]) -> None:
-    """Give one entry one number too many."""
+    """Append one number too many to one entry."""
     outcome[0] = changed(space, outcome[0], lambda leaf, value: np.concatenate([np.ravel(value), np.ravel(value)[:1]]))
 
 
@@ -93,7 +93,7 @@ def is_choice(space: spaces.Space[Any]) -> bool:
 
 
 def changed(space: spaces.Space[Any], value: Any, change: Callable[[Any, Any], Any]) -> Any:
-    """Return an observation with its first entry changed for which `change` returns something."""
+    """Return an observation in which the first entry for which `change` does not return None is replaced by the value that it returns."""
     done = False
 
     def visit(inner: spaces.Space[Any], one: Any) -> Any:
@@ -135,7 +135,7 @@ def random_space(rng: np.random.Generator, depth: int = 0) -> spaces.Space[Any]:
 
 
 def twin(space: spaces.Space[Any], value: Any, stacked: bool) -> Iterator[np.ndarray]:
-    """Yield each entry as agents must see it, by the table of docs/extend.md."""
+    """Yield each entry as agents must see it: an independent implementation of the table in docs/extend.md."""
     match space:
         case spaces.Dict():
             for key, inner in space.spaces.items():
@@ -183,7 +183,7 @@ def channels_are_last(shape: tuple[int, ...]) -> bool:
 
 
 def entries(known: ObservationSpace, obs: np.ndarray) -> list[np.ndarray]:
-    """Return the entries of an encoded observation: images apart, or one vector."""
+    """Return the entries of an encoded observation: its parts if it is packed, else the observation itself."""
     if not known.parts:
         return [obs]
     return [obs[part.begin : part.end].view(part.dtype).reshape(part.shape) for part in known.parts]
@@ -192,12 +192,12 @@ def entries(known: ObservationSpace, obs: np.ndarray) -> list[np.ndarray]:
 class Scenario(NamedTuple):
     space: spaces.Space[Any]
     samples: list[Any]
-    """Observations, one after the other."""
+    """Observations, in the order in which they are returned."""
     frames: int
-    """Observations that a wrapper stacks; 0: no wrapper."""
+    """Number of observations that a wrapper stacks; 0: no wrapper."""
     fault: str
     at: int
-    """Step of the fault."""
+    """First step with the fault."""
     keys: dict[str, Any]
     """Env section."""
 
@@ -259,7 +259,7 @@ def test_a_fault_ends_with_a_message_that_names_env_and_step(number: int) -> Non
 
 
 def failure(env: Env, steps: int) -> InvalidOutcome | None:
-    """Return what ends so many steps; None if nothing does."""
+    """Step an env `steps` times; return the InvalidOutcome that it raises, or None."""
     try:
         env.reset()
         for _ in range(steps):
@@ -283,5 +283,5 @@ def test_a_run_trains_or_ends_with_a_message(number: int) -> None:
         returns = [row["total_reward"] for row in Session(spec).run().rows]
         assert returns[-1] == STEPS
     else:
-        with pytest.raises((InvalidOutcome, SpecError), match="Fuzzed-v0"):  # an error of the spec if the trial step shows it
+        with pytest.raises((InvalidOutcome, SpecError), match="Fuzzed-v0"):  # SpecError: the trial step has the fault
             Session(spec).run()

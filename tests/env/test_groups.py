@@ -1,4 +1,4 @@
-"""Envs whose agents have different spaces: each gets its own observations and actions, and everything else is as with equal spaces."""
+"""Tests of envs whose agents have different spaces: each agent has its own, and everything else is as with equal spaces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_padding_by_hand() -> None:
 
 
 def test_observations_and_actions_by_hand() -> None:
-    """Agent a leaves after a step; b sees the number that was drawn; the others see two numbers, then a 0."""
+    """Agent a leaves after one step. Agent b observes the drawn number too; the others observe two numbers, padded with a 0."""
     env = env_of(num_envs=2)
     assert [group.agents for group in env.info.groups] == [("a", "c"), ("b",)]
     assert [(group.observation.shape, group.action.nvec, group.num_envs) for group in env.info.groups] == [((2,), (3,), 4), ((3,), (4,), 2)]
@@ -68,7 +68,7 @@ def test_observations_and_actions_by_hand() -> None:
 
 
 def test_discrete_and_continuous_agents() -> None:
-    """Numbers of b in [−1, 1] are scaled to its bounds, −2 to 2; the env itself checks the type of each action."""
+    """Actions of agent b in [−1, 1] are scaled to its bounds, −2 to 2; the env itself checks the type of each action."""
     env = env_of(continuous=True)
     assert (env.info.action.shape, env.info.action.dtype) == ((2,), np.float32)
     env.reset()
@@ -93,7 +93,7 @@ def test_rows_of_agents_in_turn_are_those_of_equal_spaces_with_zeros(keys: dict[
 
 
 def _assert_alike(name: str, **keys: Any) -> None:
-    """All of a step is equal for an env whose agents have the same spaces. The mask of its a and c has a 0 more."""
+    """Assert that the steps equal those of an env whose agents have equal spaces, in which the masks of a and c have an additional 0."""
     env, twin = env_of(name, 3, **keys), env_of(name, 3, alike=True, **keys)
     assert not twin.info.groups
     masked = twin.info.observation.mask is not None
@@ -141,7 +141,7 @@ def test_statistics_are_those_of_the_agents_with_equal_spaces() -> None:
 
 @pytest.mark.parametrize("has_state", [True, False])
 def test_a_state_for_the_critics(has_state: bool) -> None:
-    """Without a state of the env it is the observations of all agents: two, three and two numbers."""
+    """If the env has no state, the state is the observations of all agents: two, three and two numbers."""
     env = env_of(critic_keys=["state"], state=has_state)
     obs = env.reset()
     drawn = obs[1, 2]

@@ -1,4 +1,4 @@
-"""Entries of the env's info in Episode.info."""
+"""Tests of Episode.info: entries of the env's info."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ("won", "score", "part.depth", "part.none", "word", "absent")
 
 
 class Informed(Toy):
-    """Reports its step in `info`, one object again and again."""
+    """Reports its step in `info`, which is the same object in each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def test_native(mode: str) -> None:
 def test_ale() -> None:
     pytest.importorskip("ale_py")
     names = ("episode_frame_number", "lives")
-    with pytest.raises(SpecError) as error:  # it has only the reset's
+    with pytest.raises(SpecError) as error:  # ALE returns only the reset's info at the end of an episode
         built("ALE/Pong-v5", "ale", names, max_t=20)
     assert [problem.path for problem in error.value.problems] == ["meta.track_info"]
     for episode in episodes(built("ALE/Pong-v5", "sync", names, num_envs=1, max_t=20)):

@@ -1,4 +1,4 @@
-"""Images and vectors: what becomes of a Box."""
+"""Tests of the layout of Box observations: images and vectors."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_stacked_observations_are_what_single_ones_are(form: str, shape: tuple[i
 
 @pytest.mark.parametrize("form", ["ram", "board", "codes", "vector", "floats_255"])
 def test_a_single_env_is_encoded_as_several(form: str) -> None:
-    """In the steps within an episode, at its end and after it."""
+    """The encodings are equal within an episode, at its end and after it."""
     one, several = build(CUE, 1, form=form), build(CUE, 2, form=form)
     obs_N, obs_M = one.reset(), several.reset()
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Which backend, which arguments, and what a user is told; processes that fail, die and hang."""
+"""Tests of make_env: choice of the backend, arguments, error messages, and worker processes that fail, die or hang."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_lunar_lander_continuous_in_envpool() -> None:
     ],
 )
 def test_text_is_not_a_truth_value(keys: dict[str, Any], paths: list[str]) -> None:
-    """Any text, such as YAML's "no", would count as true."""
+    """A text is refused for a boolean argument, because any text, such as YAML's "no", would count as true."""
     with pytest.raises(SpecError) as error:
         build(**keys)
     assert [problem.path for problem in error.value.problems] == paths
@@ -193,7 +193,7 @@ def test_user_errors(keys: dict[str, Any], path: str, words: list[str]) -> None:
     ],
 )
 def test_missing_packages(package: str, keys: dict[str, Any], extra: str) -> None:
-    """In a process of its own, where the package cannot be found."""
+    """The message names the extra to install; the test runs in a separate process in which the package cannot be imported."""
     code = f"""
 import sys
 sys.modules[{package!r}] = None
@@ -212,7 +212,7 @@ except SpecError as error:
 
 
 def test_missing_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "auto" chooses the next backend for the same env; a named backend is an error."""
+    """Without EnvPool, "auto" chooses the next backend for the same env; the backend "envpool" is an error."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert problem(name="CartPole-v1", backend="envpool").startswith("env.backend: cannot use backend 'envpool'")
     assert "pip install 'slm-lab[envpool]'" in problem(name="CartPole-v1", backend="envpool")
@@ -225,7 +225,7 @@ def test_every_backend_is_in_the_spec() -> None:
 
 
 def test_mujoco_stays_quiet(tmp_path: Path) -> None:
-    """Neither the screen nor MUJOCO_LOG.TXT shows remarks about Gymnasium's own models."""
+    """MuJoCo's warnings about Gymnasium's own models appear neither on the screen nor in MUJOCO_LOG.TXT."""
     pytest.importorskip("mujoco")
     made = "make_env(EnvSpec(name='HalfCheetah-v5', max_frame=1), 0).reset()"
     code = f"from slm_lab.env import make_env; from slm_lab.spec.models.env import EnvSpec; {made}"
@@ -240,7 +240,7 @@ def test_mujoco_stays_quiet(tmp_path: Path) -> None:
 def test_constructor_that_fails_in_a_worker() -> None:
     text = problem(name=PREFIX + "Faulty-v0", fault="make", backend="async", num_envs=2)
     assert "no licence in this process" in text
-    assert "toys.py" in text  # the worker's own traceback
+    assert "toys.py" in text  # the traceback of the worker process
 
 
 @pytest.mark.parametrize(("fault", "words"), [("step", "the robot fell over"), ("die", "a worker process of the env died")])
@@ -279,7 +279,7 @@ def test_envpool_id_that_gymnasium_does_not_know() -> None:
 
 
 def test_only_a_vector_env_that_is_known_to_hands_out_fresh_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An id may register a vector env of its own beside CartPole's single one."""
+    """An id can register a different vector env together with CartPole's single env; that one may reuse its arrays."""
     own = gym.envs.registration.EnvSpec(
         "Own-v0",
         entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv",
@@ -294,7 +294,7 @@ def test_only_a_vector_env_that_is_known_to_hands_out_fresh_arrays(monkeypatch: 
 
 
 def test_hidden_random_streams_are_new_ones_whenever_a_run_continues() -> None:
-    """Where they were is unknown. With the seeds of the first start, the same episodes would begin again."""
+    """The positions of hidden streams are unknown; with the seeds of the first start, the same episodes would begin again."""
     keys = {"backend": "tests.env.own_backend:Hidden"}
     env = build("Counting-v0", 2, **keys)
     unused, starts = env.state_dict(), []
@@ -314,7 +314,7 @@ def test_hidden_random_streams_are_new_ones_whenever_a_run_continues() -> None:
 
 
 def test_a_backend_of_the_users_own() -> None:
-    """It is named by its import path, steps an id that Gymnasium does not know, and its errors are problems of env.backend."""
+    """It is named by its import path and steps an id that Gymnasium does not know; its errors are problems of env.backend."""
     backend = "tests.env.own_backend:Counting"
     env = build("Counting-v0", 2, backend=backend, start=3.0)
     assert env.backend == env.info.backend == backend

@@ -1,4 +1,4 @@
-"""Action masks and entries for the critic only: which columns of an observation they are, and what an env must return."""
+"""Tests of action masks and entries for the critic only: their columns in an observation, and what an env must return."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_mask_comes_last_and_entries_for_the_critic_before_it() -> None:
     assert known.space_for(critic=True).shape == (5,)
     row = {"action_mask": np.array([[0, 1, 1]], np.int8), "extra": np.array([[0.5]]), "a": np.array([1]), "z": np.array([[0.1, 0.2]])}
     np.testing.assert_allclose(found.encode(row), [[0, 1, 0.1, 0.2, 0.5, 0, 1, 1]], rtol=1e-6)
-    del row["extra"]  # a trained agent acts without it
+    del row["extra"]  # a trained agent acts without the critic's entry
     np.testing.assert_allclose(found.encode(row), [[0, 1, 0.1, 0.2, 0.0, 0, 1, 1]], rtol=1e-6)
 
 
@@ -62,7 +62,7 @@ def test_beside_an_image_the_mask_is_one_byte_per_action() -> None:
 
 
 def test_a_mask_of_all_combinations_makes_one_choice() -> None:
-    """Its number counts the combinations as numpy's C order does; the env gets the components."""
+    """The choice numbers the combinations in C order, as numpy does; the env gets the components."""
     entries, action = space(action_mask=spaces.MultiBinary([3, 4])), spaces.MultiDiscrete([3, 4], start=[1, 0])
     found = agent_spaces(spec(), entries, action)
     assert found.joint
@@ -108,7 +108,7 @@ def valid(obs: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_random_actions_obey_masks_of_observations_and_infos(backend: str) -> None:
-    """Both give the same transitions; the env raises an error for an invalid action. normalize_obs leaves masks as they are."""
+    """Masks in observations and in infos give the same transitions, without invalid actions; normalize_obs does not change masks."""
     steps = []
     for keys in ({}, {"where": "info", "action_mask": "action_mask"}):
         env = make_env(spec(length=5, backend=backend, normalize_obs=True, **keys), 3)
@@ -243,10 +243,10 @@ def test_taxi_has_a_mask_on_request() -> None:
     ("name", "kind", "size"),
     [
         ("Jumanji/Snake-v1", "discrete", 4),
-        ("Play2048-v1", "discrete", 4),  # its mask is in info
+        ("Play2048-v1", "discrete", 4),  # the mask is in info
         ("Jumanji/BinPack-v2", "discrete", 800),  # a mask of all combinations
         ("Jumanji/Connector-v2", "multi_discrete", 50),  # a row per component
-        ("Jumanji/Maze-v0", "discrete", 4),  # empty masks at first
+        ("Jumanji/Maze-v0", "discrete", 4),  # the first masks are empty
     ],
 )
 def test_masks_of_envpool(name: str, kind: str, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Running statistics against brute force, on both kinds of autoreset; what rewards become; saving and evaluation."""
+"""Tests of normalisation: running statistics against brute force with both kinds of autoreset, rewards, saving and evaluation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_running_stats_equal_numpy(sizes: list[int], offset: float, seed: int) -
 
 @pytest.mark.parametrize(("name", "backend"), [("Toy-v0", "sync"), ("ToyNextStep-v0", "native")])
 def test_observations_against_brute_force(name: str, backend: str) -> None:
-    """Every observation counts once, the last of an episode and the first of the next included."""
+    """Every observation counts once, including the last of an episode and the first of the next."""
     actions = random_actions(60, 3, 3)
     raw_env, env = build(PREFIX + name, backend=backend), build(PREFIX + name, backend=backend, normalize_obs=True, clip_obs=1.5)
     raw_obs, obs = raw_env.reset(), env.reset()
@@ -58,7 +58,7 @@ def test_observations_against_brute_force(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize(("name", "backend"), [("Toy-v0", "sync"), ("ToyNextStep-v0", "native")])
 def test_rewards_against_brute_force(name: str, backend: str) -> None:
-    """Discounted returns start anew with each episode, and dummy rows are not seen."""
+    """Discounted returns restart with each episode, and dummy rows are not counted."""
     gamma, actions = 0.99, random_actions(60, 3, 3)
     raw_env, env = build(PREFIX + name, backend=backend), build(PREFIX + name, backend=backend, normalize_reward=True)
     raw, ours = play(raw_env, actions), play(env, actions)
@@ -70,7 +70,7 @@ def test_rewards_against_brute_force(name: str, backend: str) -> None:
         expected = np.clip(before.reward_N / np.sqrt(np.var(seen) + 1e-8), -10, 10)
         np.testing.assert_allclose(after.reward_N[before.valid_N], expected[before.valid_N], rtol=1e-4)
         returns[before.terminated_N | before.truncated_N] = 0
-    assert raw.episodes == ours.episodes  # returns stay raw
+    assert raw.episodes == ours.episodes  # the reported returns are not normalised
     assert ours.steps[0].reward_N.dtype == np.float32
 
 
@@ -106,7 +106,7 @@ def test_what_rewards_become(keys: dict[str, Any], expected: list[float]) -> Non
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_an_env_gives_rewards_as_its_keys_say(keys: dict[str, Any], reward: float, training: bool) -> None:
-    """CartPole's are 1; in evaluation they stay."""
+    """CartPole's rewards are 1; in evaluation they are not changed."""
     env = build("CartPole-v1", training=training, **keys)
     env.reset()
     reward_N = env.step(np.zeros(3, np.int64)).reward_N
@@ -127,7 +127,7 @@ def test_clip_obs_alone() -> None:
     [("Toy-v0", {}), ("ToyNextStep-v0", {}), ("Toy-v0", {"backend": "async"})],
 )
 def test_state_round_trip(name: str, keys: dict[str, Any]) -> None:
-    """Defect 8: statistics and random streams are saved, as JSON and as torch's weights-only files; the stream goes on as it would have."""
+    """Statistics and random streams are saved, as JSON and as torch's weights-only files; the loaded env makes the same steps."""
     keys = {"normalize_obs": True, "normalize_reward": True, **keys}
     env, actions = build(PREFIX + name, **keys), random_actions(40, 3, 3)
     play(env, actions)
@@ -189,7 +189,7 @@ def test_images_are_not_normalised(key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_samples_that_are_not_finite_change_no_statistics(bad: float) -> None:
-    """In every mode: alone, shared, and as deltas. The other rows of the batch count."""
+    """This holds for own statistics, shared statistics and merged deltas. The other rows of the batch count."""
     batch = np.array([[1.0, 2.0], [bad, 3.0], [4.0, 6.0]], np.float32)
     expected = RunningStats((2,))
     expected.update(batch[[0, 2]])
@@ -242,13 +242,13 @@ def test_an_env_that_fails_once_leaves_finite_statistics(monkeypatch: pytest.Mon
     for action in random_actions(5, 3, 3):
         env.step(action)
     assert env.normalizers.reward is not None
-    env.normalizers.reward(np.array([1.0, 2.0, np.nan]))  # in a step of the env it is an error
+    env.normalizers.reward(np.array([1.0, 2.0, np.nan]))  # in a step of the env, this reward is an error
     assert np.isfinite(env.normalizers.statistics_vector).all()
     assert env.state_dict()["reward_stats"]["count"] == 17
 
 
 def shared_pair(**keys: Any) -> list[Any]:
-    """Two envs whose normalisers share one file, as two processes would."""
+    """Return two envs whose normalisers share one file, as in two processes."""
     fd, envs = create_shared_file(), [build(PREFIX + "Toy-v0", seed=seed, **keys) for seed in (1, 2)]
     for index, env in enumerate(envs):
         SharedArrays(fd, index, 2).attach({"normalizers": env.normalizers})
@@ -260,7 +260,7 @@ def test_shared_statistics_equal_those_of_one_that_saw_both() -> None:
     envs, raw_envs = shared_pair(**keys), [build(PREFIX + "Toy-v0", seed=seed) for seed in (1, 2)]
     one = make_normalizers(EnvSpec(name="X", max_frame=1, num_envs=3, **keys), envs[0].info, 0.99)
     other = make_normalizers(EnvSpec(name="X", max_frame=1, num_envs=3, **keys), envs[0].info, 0.99)
-    other.reward.stats = other.reward.delta = one.reward.stats  # returns of its own, statistics of both
+    other.reward.stats = other.reward.delta = one.reward.stats  # separate returns, common statistics
     for env, raw in zip(envs, raw_envs, strict=True):
         env.reset()
         one.obs.update(raw.reset())
@@ -289,7 +289,7 @@ def test_a_process_that_joins_later_normalises_by_what_the_others_saw() -> None:
 
 
 def test_deltas_and_vector() -> None:
-    """A learner without an env merges what a worker saw, and the worker normalises by what the learner sends."""
+    """A learner without an env merges the worker's deltas, and the worker normalises by the statistics that the learner sends."""
     keys = {"normalize_obs": True, "normalize_reward": True}
     worker, alone = (build(PREFIX + "Toy-v0", **keys) for _ in range(2))
     learner = make_normalizers(EnvSpec(name=PREFIX + "Toy-v0", max_frame=1, num_envs=3, **keys), worker.info, 0.99)
@@ -327,12 +327,12 @@ def test_running_episodes_go_on_where_the_backend_exposes_them() -> None:
     lander.reset()
     other = build("LunarLander-v3", backend="sync")
     other.load_state_dict(lander.state_dict())
-    assert not other.resume()  # a simulator in C++
+    assert not other.resume()  # the simulator is in C++: open episodes cannot be saved
 
 
 @pytest.mark.parametrize(("name", "backend"), [("Toy-v0", "sync"), ("ToyNextStep-v0", "native")])
 def test_deferred_normalisation_is_that_of_the_normalising_env(name: str, backend: str) -> None:
-    """Observations are the env's own, and rewards are only scaled, until they are normalised, with the same statistics."""
+    """With deferred normalisation, steps have raw observations and rewards that are only scaled; the statistics are the same."""
     keys: dict[str, Any] = {"backend": backend, "normalize_obs": True, "normalize_reward": True, "reward_scale": 0.5}
     plain, env = build(PREFIX + name, backend=backend), build(PREFIX + name, **keys)
     raw_env = make_env(EnvSpec(name=PREFIX + name, max_frame=1000, num_envs=3, **keys), SEED, defer_normalization=True)
@@ -363,7 +363,7 @@ def test_rewards_without_statistics_are_not_deferred() -> None:
 
 
 def test_episodes_of_a_state_with_normalised_observations_do_not_continue() -> None:
-    """As version 0.2.0 saved them."""
+    """Version 0.2.0 saved such states, which have no entry "deferred"."""
     spec = EnvSpec(name="CartPole-v1", max_frame=1000, num_envs=3, normalize_obs=True)
     env = make_env(spec, SEED, defer_normalization=True)
     env.reset()

@@ -1,4 +1,4 @@
-"""What an env returns that does not fit its space or Gymnasium's interface: one message, or it works as meant."""
+"""Tests of return values that do not fit the env's space or Gymnasium's interface: they work as intended or raise one clear error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build(name: str = "Strange-v0", way: str = "sync", **keys: Any) -> Env:
 
 
 def spread(names: Any) -> list[tuple[str, str]]:
-    """Each name with "lone" and "sync", every tenth with "async": processes are slow to start."""
+    """Combine each name with "lone" and "sync", and only every tenth with "async", because processes are slow to start."""
     return [(name, way) for index, name in enumerate(names) for way in ("lone", "sync", *(("async",) * (index % 10 == 0)))]
 
 
@@ -36,7 +36,7 @@ def play(env: Env, steps: int) -> None:
 
 
 def failure(env: Env, steps: int = 6) -> InvalidOutcome:
-    """The error with which the env ends; nothing else is raised."""
+    """Return the InvalidOutcome that the env raises, after checks of its text; no other exception may be raised."""
     with pytest.raises(InvalidOutcome) as raised:
         play(env, steps)
     env.close()
@@ -89,7 +89,7 @@ def test_a_step_that_returns_something_else(name: str, way: str) -> None:
 def test_a_step_that_works_as_meant(name: str, way: str) -> None:
     env = build(way=way, step=name, at=2)
     env.reset()
-    rewards = [env.step(env.sample()).reward_N.tolist() for _ in range(11)]  # an episode ends after nine
+    rewards = [env.step(env.sample()).reward_N.tolist() for _ in range(11)]  # an episode ends after nine steps
     env.close()
     assert rewards[1:] == [[2.0] * env.info.num_envs] * 10
 
@@ -136,7 +136,7 @@ def test_the_error_of_the_env_itself_stays_its_own() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_an_error_of_close_is_a_notice(way: str, caplog: pytest.LogCaptureFixture) -> None:
     if way == "async":
-        with pytest.raises(SpecError, match="it cannot be closed"):  # of the env in this process that shows the spaces
+        with pytest.raises(SpecError, match="it cannot be closed"):  # raised by the env in this process that provides the spaces
             build(way=way, fault="close")
         return
     build(way=way, fault="close").close()

@@ -1,4 +1,4 @@
-"""Envs of other packages by their id: MinAtar, gymnasium-robotics."""
+"""Tests of envs that other packages provide, by their id: MinAtar, gymnasium-robotics, MiniGrid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.env.test_step import build
         ("MinAtar/Breakout-v1", 4, 3),
         ("MinAtar/Breakout-v0", 4, 6),
         ("minatar:MinAtar/Freeway-v1", 7, 3),
-        ("MinAtar/Seaquest-v1", 10, 6),  # 10 × 10 × 10: its space alone does not tell which axis the channels are
+        ("MinAtar/Seaquest-v1", 10, 6),  # 10 × 10 × 10: the space does not show which axis is the channels
     ],
 )
 def test_minatar_is_an_image_with_channels_last(name: str, channels: int, actions: int) -> None:
@@ -37,7 +37,7 @@ def test_minatar_is_an_image_with_channels_last(name: str, channels: int, action
 
 
 def test_minatar_resumes_in_the_middle_of_an_episode() -> None:
-    """Its random stream is a numpy RandomState that two objects share."""
+    """MinAtar's random stream is a numpy RandomState that two objects share."""
     pytest.importorskip("minatar")
     env, other = build("MinAtar/SpaceInvaders-v1", 2), build("MinAtar/SpaceInvaders-v1", 2, seed=7)
     env.reset()
@@ -60,15 +60,15 @@ def test_a_picture_of_minatar() -> None:
     state_HWC = np.moveaxis(env.reset()[0], 0, -1)
     picture: Any = env._backend._envs[0].render()  # type: ignore[attr-defined]
     assert (picture.shape, picture.dtype) == ((240, 240, 3), np.uint8)
-    np.testing.assert_array_equal(picture[::24, ::24].any(axis=-1), state_HWC.any(axis=-1))  # black where nothing is
-    top_HW = (state_HWC * np.arange(1, 5)).max(axis=-1)  # the last channel of each cell
+    np.testing.assert_array_equal(picture[::24, ::24].any(axis=-1), state_HWC.any(axis=-1))  # empty cells are black
+    top_HW = (state_HWC * np.arange(1, 5)).max(axis=-1)  # the last channel that is set in each cell
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) == len(np.unique(top_HW))
     env.close()
 
 
 @pytest.mark.slow
 def test_minatar_in_worker_processes() -> None:
-    """Each process registers the ids."""
+    """Each worker process registers MinAtar's ids."""
     pytest.importorskip("minatar")
     env = build("MinAtar/Breakout-v1", 2, backend="async")
     assert env.reset().shape == (2, 4, 10, 10)
@@ -82,7 +82,7 @@ def test_goals_of_robotics_stand_beside_the_observation(capfd: pytest.CaptureFix
     assert env.info.spaces is not None
     assert [name for name, _ in env.info.spaces["observation"]["spaces"]] == ["achieved_goal", "desired_goal", "observation"]
     assert env.reset().shape == (2, 8)
-    assert capfd.readouterr().err == ""  # the package prints news when it is imported first
+    assert capfd.readouterr().err == ""  # the package prints news at its first import
     env.close()
 
 
@@ -95,7 +95,7 @@ def test_goals_of_robotics_stand_beside_the_observation(capfd: pytest.CaptureFix
     ],
 )
 def test_an_id_of_envpool_and_of_a_package(keys: dict[str, Any], path: str, words: list[str]) -> None:
-    """The plain id is EnvPool's; a message tells how to name the package's env, where that can do more."""
+    """The plain id means EnvPool's env; a message says how to name the package's env where that one supports more."""
     pytest.importorskip("envpool")
     pytest.importorskip("minigrid")
     with pytest.raises(SpecError) as error:
@@ -117,7 +117,7 @@ def test_minigrid_of_its_package() -> None:
 
 @pytest.mark.parametrize("name", ["FetchReach-v4", "FetchReach-v1"])
 def test_a_robot_that_fails_with_this_mujoco_is_in_envpool(name: str) -> None:
-    """Version 1 needs mujoco_py."""
+    """The message names EnvPool's env. Version 1 needs mujoco_py."""
     pytest.importorskip("gymnasium_robotics")
     with pytest.raises(SpecError) as error:
         make_env(EnvSpec(name=f"gymnasium_robotics:{name}", max_frame=1), 0)

@@ -1,4 +1,4 @@
-"""PettingZoo's envs: rows of agents that act at once or in turn, that leave, masks, the state for a critic, and faults."""
+"""Tests of PettingZoo's envs: agents that act at once or in turn, that come or leave, masks, the state for a critic, and faults."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_agents_that_act_at_once_and_leave_by_hand() -> None:
 
 
 def test_agents_that_act_in_turn_by_hand() -> None:
-    """The order is a, b, b: one agent acts twice. The sum 4 ends the game, and all get their reward in this step."""
+    """The order is a, b, b, so that b acts twice. A sum of 4 ends the game, and all agents get their reward in this step."""
     backend = zoo(TURNS)
     obs = backend.reset([0])
     masks = []
@@ -327,7 +327,7 @@ def test_every_name(name: str) -> None:
 
 
 class Frames:
-    """A recorder that keeps the shapes of frames."""
+    """Recorder that keeps the frames of each episode."""
 
     def __init__(self) -> None:
         self.episodes: list[list[Any]] = []

@@ -1,4 +1,4 @@
-"""The random streams of spaces, and states of envs that do not fit."""
+"""Tests of saved env states: the random streams of spaces, and states that do not fit the env."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_lab.env.snapshot import NotSavable, env_state, load_env_state, seed_spa
 
 
 class Places(gym.Env[Any, Any]):
-    """Has two equal spaces, one of its class, and another env."""
+    """Has two equal spaces, a space that belongs to the class, and an inner env."""
 
     action_space = spaces.Discrete(10**6)
 

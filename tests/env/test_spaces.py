@@ -1,4 +1,4 @@
-"""Every space, against Gymnasium's own flattening and membership."""
+"""Tests of every space against Gymnasium's flattening and membership."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ actions = st.recursive(
 @given(observations)
 @settings(max_examples=120, deadline=None)
 def test_a_description_gives_the_space_back(space: spaces.Space[Any]) -> None:
-    """In plain Python that torch reads with weights_only; with the same codecs."""
+    """The description is plain Python data that torch reads with weights_only; the rebuilt space has the same codecs."""
     buffer = io.BytesIO()
     torch.save(space_to_dict(space), buffer)
     buffer.seek(0)
@@ -114,7 +114,7 @@ def test_descriptions_are_short_and_keep_the_order_of_entries() -> None:
 
 @pytest.mark.parametrize(("name", "num_envs"), [("CartPole-v1", 4), ("Pendulum-v1", 1), (PREFIX + "Toy-v0", 2)])
 def test_codecs_of_the_info_equal_those_of_the_env(name: str, num_envs: int) -> None:
-    """An agent can observe and act without the env."""
+    """The spaces in env.info are all that an agent needs to encode observations and decode actions without the env."""
     env = build(name, num_envs)
     known, encode = observation_codec(space_from_dict(env.info.spaces["observation"]))
     action, decode = action_codec(space_from_dict(env.info.spaces["action"]))
@@ -275,7 +275,7 @@ def test_a_nested_action_has_discrete_binary_and_continuous_components_in_this_o
     ids=str,
 )
 def test_parts_of_one_kind_are_an_action_of_that_kind(parts: list[Any], expected: ActionSpace) -> None:
-    """So that every algorithm for this kind can act in it."""
+    """Every algorithm for this kind of action can therefore act in such an env."""
     assert action_codec(spaces.Tuple(parts))[0] == expected
 
 
@@ -316,7 +316,7 @@ def test_whole_envs_with_such_spaces(backend: str, observation: gym.Space[Any], 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_packed_observations_of_an_env(backend: str) -> None:
-    """With floats normalised, and images as they are."""
+    """Floats are normalised, and images are not changed."""
     env = build(PREFIX + "Spaced-v0", 2, backend=backend, observation=PACKED, normalize_obs=True)
     plain = build(PREFIX + "Spaced-v0", 2, observation=PACKED)
     floats = 4 * env.info.observation.packed_float_count

@@ -1,4 +1,4 @@
-"""VecStep of every backend against a single env stepped by hand."""
+"""Tests of VecStep: every backend against a single env stepped by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def random_actions(count: int, num_envs: int, choices: int) -> list[np.ndarray]:
 
 
 def acted(actions: list[np.ndarray], row: int, valid: list[bool], start: int = 0) -> list[int]:
-    """The actions that reached env `row`."""
+    """Return the actions that reached env `row`."""
     return [int(action[row]) + start for action, reached in zip(actions, valid, strict=True) if reached]
 
 
@@ -49,7 +49,7 @@ def acted(actions: list[np.ndarray], row: int, valid: list[bool], start: int = 0
 )
 @pytest.mark.parametrize("max_t", [None, 4])
 def test_transitions_and_episodes_equal_a_single_env(name: str, backend: str, keys: dict[str, Any], max_t: int | None) -> None:
-    """Whatever the autoreset mode, and whether the arrays are reused."""
+    """This holds for every autoreset mode, and whether or not the backend reuses its arrays."""
     if backend == "async" and max_t is None:
         pytest.skip("one is enough: processes are slow to start")
     if max_t is not None and "max_episode_steps" in keys:
@@ -77,7 +77,7 @@ def test_transitions_and_episodes_equal_a_single_env(name: str, backend: str, ke
 @pytest.mark.parametrize("keys", [{}, {"max_t": 4}, {"normalize_obs": True, "normalize_reward": True}], ids=str)
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", f"{PREFIX}Toy-v0"])
 def test_a_lone_env_steps_as_several_do(name: str, keys: dict[str, Any]) -> None:
-    """Without arrays of one its steps are the same, bit for bit, and stay as they are."""
+    """The steps of the separate path for one env are the same, bit for bit, and later steps do not overwrite them."""
     lone, other = (build(name, 1, backend="sync", **keys) for _ in range(2))
     assert lone._lone is not None
     other._lone = None
@@ -106,7 +106,7 @@ def test_a_lone_env_recognises_the_same_actions() -> None:
 
 
 def test_dummy_rows_of_next_step_autoreset() -> None:
-    """Defect 12: a dummy row is not a transition; it carries the reset observation, and its reward counts nowhere."""
+    """A dummy row is not a transition: it has the reset observation, and its reward is not counted."""
     env = build(PREFIX + "ToyNextStep-v0", backend="native")
     steps = play(env, random_actions(60, 3, 3)).steps
     dummies = 0
@@ -126,7 +126,7 @@ def test_dummy_rows_of_next_step_autoreset() -> None:
 
 @pytest.mark.parametrize("backend", ["sync", "native", "envpool"])
 def test_records_stay_as_they_were(backend: str) -> None:
-    """Memories keep arrays without copying them."""
+    """Later steps must not overwrite the arrays of a step, because memories keep them without a copy."""
     if backend == "envpool":
         pytest.importorskip("envpool")
     env = build("CartPole-v1", backend=backend)
@@ -141,7 +141,7 @@ def test_records_stay_as_they_were(backend: str) -> None:
 
 
 def test_cartpole_native_against_single_env() -> None:
-    """Gymnasium's CartPoleVectorEnv, each transition replayed in one CartPole put into the same state."""
+    """Each transition of Gymnasium's CartPoleVectorEnv is replayed in a single CartPole that is set to the same state."""
     env = build("CartPole-v1", 4, max_t=15)
     assert env.backend == "native"
     actions = random_actions(200, 4, 2)
@@ -164,7 +164,7 @@ def test_cartpole_native_against_single_env() -> None:
 
 @pytest.mark.parametrize("max_t", [None, 8])
 def test_envpool_against_single_env(max_t: int | None) -> None:
-    """A MuJoCo env whose observation is its whole state; at most limits a fall is a fall, not a truncation."""
+    """The observation of this MuJoCo env is its whole state. A fall in the last step before the limit is no truncation."""
     pytest.importorskip("envpool")
     pytest.importorskip("mujoco")
     env = build("InvertedPendulum-v5", 4, backend="envpool", max_t=max_t)
@@ -204,7 +204,7 @@ def test_max_t_never_lengthens_an_episode() -> None:
     [("CartPole-v1", "native"), ("CartPole-v1", "sync"), ("CartPole-v1", "envpool"), ("ALE/Pong-v5", "ale")],
 )
 def test_seeding(name: str, backend: str) -> None:
-    """Defect 10: the seed decides everything; envs, seeds and resets differ."""
+    """The seed determines all random numbers, which differ between envs, seeds and resets."""
     if backend == "envpool":
         pytest.importorskip("envpool")
     if backend == "ale":
@@ -238,7 +238,7 @@ def test_first_seeds_do_not_depend_on_the_number_of_envs() -> None:
 
 
 def test_cartpole_step_is_lean() -> None:
-    """Overhead on top of the backend: 4 µs for 8 envs when measured alone; the bound leaves room for a busy machine."""
+    """The overhead over the backend is 4 µs for 8 envs when measured alone; the bound leaves room for a busy machine."""
     from time import perf_counter
 
     env = build("CartPole-v1", 8)

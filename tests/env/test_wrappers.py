@@ -1,4 +1,4 @@
-"""env.wrappers and env.obs_keys: what they do, where they apply, and what a user is told."""
+"""Tests of env.wrappers and env.obs_keys: effects, supported backends, and error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIXED = spaces.Dict({"image": spaces.Box(0, 255, (7, 7, 3), np.uint8), "mission"
 
 
 class Plus(gym.ObservationWrapper[Any, Any, Any]):
-    """Adds a number to observations; keeps nothing else of the arguments."""
+    """Multiplies observations by `scale` and adds `amount`; other arguments are an error."""
 
     def __init__(self, env: gym.Env[Any, Any], amount: float, scale: float = 1.0, **others: Any) -> None:
         super().__init__(env)

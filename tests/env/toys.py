@@ -57,10 +57,10 @@ class Toy(gym.Env[np.ndarray, int]):
 
 
 class Spaced(gym.Env[Any, Any]):
-    """An env with the given spaces."""
+    """Env with the given spaces."""
 
     def __init__(self, observation: spaces.Space[Any] | None = None, action: spaces.Space[Any] | None = None) -> None:
-        # of its own: copies of the env would draw from one random stream
+        # a copy for each env: otherwise all envs would draw from one random stream
         self.observation_space = deepcopy(observation) or spaces.Text(3)
         self.action_space = deepcopy(action) or spaces.Discrete(2)
 
@@ -79,14 +79,14 @@ class GlobalDraws(Toy):
     """Draws rewards from the process-wide generators of Python, numpy and torch, as a careless env does."""
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        import torch  # not at the top: it would take two seconds in each env process
+        import torch  # not at the top: the import takes two seconds in each env process
 
         obs, _, terminated, truncated, info = super().step(action)
         return obs, random.random() + np.random.random() + float(torch.rand(())), terminated, truncated, info
 
 
 class Faulty(Toy):
-    """Fails in the way it is told: "make", "block" or "close" (in a worker process only), "step" or "die" (after so many steps)."""
+    """Fails as `fault` says: "make", "block" or "close" in worker processes only, "step" or "die" in the step after `after` steps."""
 
     def __init__(self, fault: str, mark: str = "", after: int = 0) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Faulty(Toy):
 
 
 class Wanderer(Toy):
-    """Its constructor changes the current folder, relative to where it was."""
+    """Changes the working directory to `folder`, which can be relative, in its constructor."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Wanderer(Toy):
 
 
 class Simulated(Toy):
-    """Runs a program, as envs around a simulator do, and never ends it; leaves the numbers of the processes in `folder`."""
+    """Starts a program, as envs with a simulator do, and never ends it; writes the ids of both processes into `folder`."""
 
     def __init__(self, folder: str, blocks: bool = False) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Simulated(Toy):
 
 
 class Signed(Toy):
-    """Each process that steps it leaves an empty file in `folder`, named by the process's number."""
+    """Creates an empty file in `folder`, named after the process id, in each process that steps the env."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Signed(Toy):
 
 
 class Reporting(Toy):
-    """Writes a JSON file about its process into `folder`, and an empty one when the process runs its exit hooks."""
+    """Writes a JSON file about its worker process into `folder`, and an empty file when the process runs its exit hooks."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Reporting(Toy):
 
 
 class Nested(gym.Env[Any, Any]):
-    """Holds another env, which is not one of its layers, and draws from the random streams of spaces."""
+    """Contains another env without being its wrapper, and draws from the random streams of its spaces."""
 
     def __init__(self) -> None:
         self.inner = gym.make("CartPole-v1", max_episode_steps=None)
@@ -186,14 +186,14 @@ class Nested(gym.Env[Any, Any]):
 
 
 class Anything(Toy):
-    """Takes any keyword."""
+    """Accepts any keyword argument."""
 
     def __init__(self, mean_length: float = 6.0, **kwargs: Any) -> None:
         super().__init__(mean_length)
 
 
 class ToyVector(SyncVectorEnv[Any, Any]):
-    """A vector env of its own, as an id may register one."""
+    """Vector env class that an id can register as its vector entry point."""
 
     def __init__(
         self, num_envs: int, max_episode_steps: int = 9, mode: str = "NextStep", mean_length: float = 6.0, diverges: bool = False
@@ -205,7 +205,7 @@ class ToyVector(SyncVectorEnv[Any, Any]):
 
 
 class Reusing(ToyVector):
-    """Returns its own arrays, and clears those of flags and rewards in a reset, as a vector env in place may."""
+    """Returns its internal arrays without a copy; a reset clears those of flags and rewards, as vector envs that work in place may do."""
 
     def __init__(self, num_envs: int, max_episode_steps: int = 9, mean_length: float = 6.0) -> None:
         super().__init__(num_envs, max_episode_steps, "Disabled", mean_length)
@@ -222,7 +222,7 @@ class Reusing(ToyVector):
 
 
 class Unnamed(ToyVector):
-    """Does not say when it resets an env."""
+    """Does not declare its autoreset mode, unless `size` sets the number of envs."""
 
     metadata: dict[str, Any] = {}
 
@@ -253,7 +253,7 @@ gym.register("ToyVectorOnly-v0", vector_entry_point="tests.env.toys:ToyVector", 
 
 
 class Course(gym.Env[np.ndarray, int]):
-    """Episodes whose length and reward are set: `length` is an argument of the constructor, `bonus` and `label` are attributes."""
+    """Episodes with a given length and reward: `length` is an argument of the constructor; `bonus` and `label` are attributes."""
 
     def __init__(self, length: int = 3) -> None:
         self.length, self.bonus, self.label = length, 0.0, "easy"
@@ -321,7 +321,7 @@ class HalfReward(gym.RewardWrapper[Any, Any]):
 
 
 class HalfInStep(gym.Wrapper[Any, Any, Any, Any]):
-    """Halves rewards, too."""
+    """Halves rewards in `step` instead of `reward`."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, *others = self.env.step(action)

@@ -1,4 +1,4 @@
-"""Backends with several agents for tests: a game of two players in turn, and one agent of CartPole in a batch of agents."""
+"""Multi-agent backends for tests: a game of two players in turn, and Gymnasium's envs with a list of one agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_lab.env.gym_backends import Sync
 
 
 class Duel(Backend):
-    """A game of two players in turn: each move adds 0 to 2 to a sum; who reaches `goal` or more wins 1, and the other loses 1.
+    """Game of two players in turn: each move adds 0 to 2 to a sum; the player who reaches `goal` or more gets 1, the other −1.
 
     The observation is (sum / goal, 1 if it is the player's turn, else 0). Env e begins with player e mod 2. The env is reset within the
     step that ends a game.
@@ -69,7 +69,7 @@ class Duel(Backend):
 
 
 class OneAgent(Sync):
-    """Gymnasium's envs as envs with one agent."""
+    """Gymnasium's envs as multi-agent envs with one agent."""
 
     agents = ("agent",)
     name = ""

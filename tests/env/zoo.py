@@ -14,7 +14,7 @@ NAMES = ["a", "b", "c"]
 class Countdown(ParallelEnv):
     """Agent number i ends after `ends[i]` steps. Observations: number of the agent, steps so far, a number drawn at the reset.
 
-    Rewards: 10 · (number of the agent + 1) + action. The last agent comes after `comes` steps.
+    Rewards: 10 · (number of the agent + 1) + action. The last agent joins after `comes` steps (0: at the reset).
     """
 
     metadata: dict[str, Any] = {"name": "countdown"}
@@ -70,7 +70,7 @@ class Countdown(ParallelEnv):
 
 
 class Unequal(Countdown):
-    """Countdown whose agent b sees a number more than the others, and has other actions: four, or with `continuous` two numbers.
+    """Countdown whose agent b observes one number more than the others and has other actions: four, or with `continuous` two numbers.
 
     Rewards: 10 · (number of the agent + 1) + the sum of the action. The mask forbids the first action. With `alike` all agents have the
     spaces of b: the observations of the others end with a 0, and their first three actions are valid.
@@ -129,10 +129,10 @@ class Numbered(ParallelEnv):
 
 
 class Turns(AECEnv):
-    """Agents act in the order of `order`. The sum of the actions is 4 or more: the agent that acted gets 1, the others −1, and all end.
+    """Agents act in the order `order`. At a sum of actions of 4 or more, the agent that acted gets 1, the others −1, and all agents end.
 
-    An action 0 ends the agent that took it, if `leaves`. Observations: the sum and the number of the agent; the mask allows 1 and 2, and 0
-    if `leaves`.
+    With `leaves`, the action 0 ends the agent that took it. Observations: the sum and the number of the agent. The mask allows 1 and 2,
+    and 0 with `leaves`.
     """
 
     metadata: dict[str, Any] = {"name": "turns"}
@@ -186,7 +186,7 @@ class Turns(AECEnv):
 
 
 class UnequalTurns(Turns):
-    """Turns whose agent b sees a number more than the others, 7, and has an action more, which counts 1; with `alike` see Unequal."""
+    """Turns whose agent b observes one more number, 7, and has one more action, which counts as 1; for `alike` see Unequal."""
 
     def __init__(self, alike: bool = False, **more: Any) -> None:
         super().__init__(**more)
@@ -214,7 +214,7 @@ class UnequalTurns(Turns):
 
 
 class Pictures(Numbered):
-    """Agents that see images of different sizes."""
+    """Agents that observe images of different sizes."""
 
     def observation_space(self, agent: int) -> spaces.Space[Any]:
         return spaces.Box(0, 255, (10 + 2 * agent, 10, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""run_lab.py with blank pictures: drawing takes most of the time of a short run."""
+"""Run run_lab.py with blank pictures, because drawing takes most of the time of a short run."""
 
 from slm_lab.cli import console
 from slm_lab.experiment.report import writer

@@ -1,4 +1,4 @@
-"""Commands and scripts in processes of their own, and what tests look at while they run."""
+"""Start commands and scripts in separate processes, and inspect their processes and files while they run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from slm_lab.experiment.run.trial import Trial, TrialResult
 Deed = Callable[[Trial], None]
 ROOT = Path(slm_lab.__file__).parent.parent
 PATIENCE = 150.0
-"""Seconds in which Sessions have begun on a machine with much else to do."""
+"""Time limit in seconds for Sessions to begin, even on a busy machine."""
 
 
 class Command:
-    """run_lab.py, or a script, in a process group of its own. All its processes are found by a mark in their environment."""
+    """Start run_lab.py or a script in a separate process group; all its processes are found by a mark in their environment."""
 
     def __init__(self, folder: Path, body: dict[str, Any], **environ: str) -> None:
         self.folder = folder
@@ -47,7 +47,7 @@ class Command:
         }
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Train the spec, with blank pictures."""
+        """Train the spec with blank pictures."""
         return self._start(
             [
                 str(ROOT / "tests" / "experiment" / "blank_run.py"),
@@ -81,24 +81,24 @@ class Command:
 
     @property
     def paths(self) -> RunPaths:
-        """The latest run's."""
+        """Return the paths of the latest run."""
         return RunPaths(runs_of_spec(self.data, "small")[-1], "small")
 
     def has_rows(self, sessions: int) -> Callable[[], bool]:
-        """Whether each of so many Sessions has written a row."""
+        """Return a function that tells whether each of the first `sessions` Sessions has written a row."""
         return lambda: bool(runs_of_spec(self.data, "small")) and all(frame_of(self.paths, index) > 0 for index in range(sessions))
 
     def processes(self) -> list[int]:
-        """Those that run."""
+        """Return the processes of this command that are running."""
         return processes_with(self.mark)
 
     def leaves_nothing(self, seconds: float = 10.0) -> None:
-        """No process and no temporary file is left."""
+        """Check that no process and no temporary file is left."""
         until(lambda: self.processes() == [] and list(self.temp.iterdir()) == [], seconds=seconds)
 
 
 def processes_with(variable: str) -> list[int]:
-    """Return the processes, zombies left out, that have NAME=value in their environment."""
+    """Return the processes (without zombies) that have NAME=value in their environment."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -109,7 +109,7 @@ def processes_with(variable: str) -> list[int]:
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = PATIENCE) -> None:
-    """Wait for `condition`, while `process` runs."""
+    """Wait until `condition` holds; fail if `process` ends before that."""
     end = time.monotonic() + seconds
     while not condition():
         assert process is None or process.poll() is None, process.communicate()[0]
@@ -118,14 +118,14 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None =
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """Return whether a process is running."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
 
 
 def gone(*pids: int, seconds: float = 10.0) -> bool:
-    """Whether the processes have ended, or end in time."""
+    """Return whether the processes have ended, after waiting up to `seconds` for them."""
     end = time.monotonic() + seconds
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.01)
@@ -133,19 +133,19 @@ def gone(*pids: int, seconds: float = 10.0) -> bool:
 
 
 def number_in(path: Path) -> int:
-    """The number that another process writes to a file, once it is there."""
+    """Wait until another process has written a number to the file, and return the number."""
     until(lambda: path.exists() and path.read_text() != "")
     return int(path.read_text())
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """A table without its columns of time."""
+    """Return the rows of a table without its time columns."""
     with path.open() as file:
         return [{key: value for key, value in row.items() if key not in ("wall_t", "fps")} for row in csv.DictReader(file)]
 
 
 def frame_of(paths: RunPaths | None, index: int) -> int:
-    """Frame of the last row of a table that is being written, 0 where there is none."""
+    """Return the frame of the last row of a table that is being written, or 0 if there is no row."""
     if paths is None or not paths.session_df(index).exists():
         return 0
     lines = paths.session_df(index).read_bytes().split(b"\n")[1:-1]
@@ -153,7 +153,7 @@ def frame_of(paths: RunPaths | None, index: int) -> int:
 
 
 def session_processes(paths: RunPaths | None) -> dict[int, int]:
-    """Index → process of the Sessions of a run, by the log that each prints to."""
+    """Return a dict from the index of each running Session to its process, found by the log file that it prints to."""
     found: dict[int, int] = {}
     if paths is None:
         return found
@@ -168,7 +168,7 @@ def session_processes(paths: RunPaths | None) -> dict[int, int]:
 
 
 def run_while(trial: Trial, *deeds: Deed) -> TrialResult:
-    """Run the trial in this process, while each deed is done in a thread."""
+    """Run the trial in this process while each of `deeds` runs in a thread."""
     with ThreadPoolExecutor(max(1, len(deeds))) as pool:
         done = [pool.submit(deed, trial) for deed in deeds]
         try:

@@ -1,4 +1,4 @@
-"""Specs small enough to run in a test, and commands that end with it."""
+"""Fixtures: specs that are small enough to run in a test, and commands whose processes are killed after the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.experiment.commands import Command
 
 
 def _spec(**sections: Any) -> dict[str, Any]:
-    """A PPO spec of CartPole as it stands in a file; `sections` hold what differs."""
+    """Return the body of a PPO spec of CartPole, as in a spec file; `sections` override single keys."""
     algorithm = {"name": "PPO", "time_horizon": 32, "minibatch_size": 64, "training_epoch": 2}
     net = {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
     return {
@@ -37,19 +37,19 @@ def _spec(**sections: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def spec_body() -> Callable[..., dict[str, Any]]:
-    """spec_body(env={…}, meta={…}, algorithm={…}): the body of a spec."""
+    """Return the function spec_body(env={…}, meta={…}, algorithm={…}), which returns the body of a spec."""
     return _spec
 
 
 @pytest.fixture
 def make_spec() -> Callable[..., Spec]:
-    """The same as a Spec, called small."""
+    """Return a function with the same arguments as spec_body, which returns a Spec named small."""
     return lambda **sections: Spec.model_validate({"name": "small", **_spec(**sections)})
 
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    """A file for shared arrays."""
+    """Yield the descriptor of a file for shared arrays."""
     file = create_shared_file()
     yield file
     os.close(file)
@@ -57,7 +57,7 @@ def fd() -> Iterator[int]:
 
 @pytest.fixture
 def no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The random baseline is not measured in this process, which takes ten more envs."""
+    """Skip the measurement of the random baseline in this process, which would build ten more envs."""
     from slm_lab.experiment.report import analyze
 
     monkeypatch.setattr(analyze, "measure_baseline", lambda *arguments: None)
@@ -65,7 +65,7 @@ def no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
-    """The folder of a run called small; the random baseline is 20."""
+    """Return the folder of a run named small; the random baseline is 20."""
     monkeypatch.setattr(analyze, "known_baseline", lambda spec: Baseline(20.0))
     run = RunPaths(tmp_path, "small")
     run.make_dirs()
@@ -74,7 +74,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    """command(body): what it starts is killed after the test."""
+    """Yield the function command(body); all processes that it starts are killed after the test."""
     made: list[Command] = []
 
     def make(body: dict[str, Any], **environ: str) -> Command:

@@ -1,4 +1,4 @@
-"""CartPole that does to its process what no env should do."""
+"""CartPole envs that end the process in which they run, raise errors in it, or change its signal handlers or torch's settings."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ DEEDS: dict[str, Callable[[], Any]] = {
 
 
 class Fatal(CartPoleEnv):
-    """CartPole that does `does` in its "constructor", its step `after`, or its "close"; of all copies, only number `copy`.
+    """CartPole that executes the action named `does` at `where`: in its "constructor", in step number `after`, or in "close".
 
-    `folder` is where the copies count themselves; "": all do it. Each Session builds two, the first for its trial step.
+    Only copy number `copy` does so; the copies count themselves with files in `folder`. With folder "", every copy does so. Each Session
+    builds two copies, the first one for its trial step.
     """
 
     def __init__(self, does: str, where: str = "step", after: int = 70, folder: str = "", copy: int = 0) -> None:
@@ -55,7 +56,7 @@ class Fatal(CartPoleEnv):
         self._reach("constructor")
 
     def _number(self, folder: Path) -> int:
-        """Return how many copies there were before this one, in all processes."""
+        """Return how many copies were made before this one, in all processes."""
         for number in count():
             try:
                 (folder / f"copy_{number}").touch(exist_ok=False)

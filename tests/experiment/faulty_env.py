@@ -1,4 +1,4 @@
-"""CartPole that misbehaves: it blocks, forgets what it started, or changes the working directory."""
+"""CartPole envs with faults: they block, leave a child process running, or change the working directory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Faulty(CartPoleEnv):
     """CartPole with faults.
 
     Args:
-        folder: where it notes what it does.
-        blocks: "constructor", "reset", "step" or "close": there it sleeps for good. after: so many steps before that.
-        copies: so many of all copies in all processes block, those that come there first.
-        simulator: it runs one; "ends" it in close() and waits for it, or "forgets" it.
-        chdir: it changes the working directory.
+        folder: folder in which the env records its actions.
+        blocks: "constructor", "reset", "step" or "close": the place where the env sleeps forever. after: number of steps before that.
+        copies: number of copies that block, counted over all processes; the first ones to reach the place do.
+        simulator: if not empty, the env starts a child process; it "ends" it in close() and waits for it, or "forgets" it.
+        chdir: whether the env changes the working directory.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Faulty(CartPoleEnv):
 
 
 class Slow(CartPoleEnv):
-    """CartPole whose random baseline nobody knows, and takes a while to measure."""
+    """CartPole without a known random baseline, which takes a while to measure."""
 
     def step(self, action: Any) -> Any:
         time.sleep(0.005)

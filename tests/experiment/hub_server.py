@@ -1,4 +1,4 @@
-"""A server that speaks the upload and download calls of the Hugging Face Hub, in a thread of this process."""
+"""A server, in a thread of this process, that implements the upload and download calls of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TOKEN = "hf_good"
 
 
 class Repo:
-    """A repository of one branch."""
+    """A repository with one branch."""
 
     def __init__(self, private: bool = False) -> None:
         self.files: dict[str, bytes] = {}
         self.sizes: dict[str, int] = {}
-        """Sizes to state instead of the true ones."""
+        """Sizes to report instead of the true ones."""
         self.private, self.commits = private, list[str]()
 
     @property
@@ -34,7 +34,7 @@ class Repo:
 
 
 class Hub(ThreadingHTTPServer):
-    """The server. Its state can be read and changed by a test."""
+    """The server; a test can read and change its state."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -49,7 +49,7 @@ class Hub(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handler of one request."""
 
     server: Hub
     protocol_version = "HTTP/1.1"
@@ -76,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.headers.get("Authorization") == f"Bearer {TOKEN}"
 
     def repo(self, name: str) -> Repo | None:
-        """Return a repository that the token may see; otherwise refuse the request."""
+        """Return a repository that the token may read; otherwise refuse the request."""
         found = self.server.repos.get(name)
         if found is None or (found.private and not self.known()):
             self.refuse(404, "RepoNotFound")
@@ -166,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def running_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """Run a server in place of the Hugging Face Hub; the token and the cache of this user are replaced by those in `folder`."""
+    """Run a server in place of the Hugging Face Hub; the user's token and cache are replaced by those in `folder`."""
     constants = pytest.importorskip("huggingface_hub.constants")
     server = Hub()
     monkeypatch.setenv("HF_ENDPOINT", server.url)

@@ -1,4 +1,4 @@
-"""A short run of each algorithm and net for the tests of engines."""
+"""Specs of a short run of each algorithm and each kind of net, for the tests of engines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATOMS = {"v_min": 0.0, "v_max": 100.0}
 
 
 def run(env: str, algorithm: dict[str, Any], net: dict[str, Any] = MLP, memory: dict[str, Any] = REPLAY, **keys: Any) -> dict[str, Any]:
-    """A spec of 2 envs and 600 frames; `keys` are the env's."""
+    """Return the body of a spec with 2 envs and 600 frames; `keys` are keys of its env section."""
     agent = {"algorithm": algorithm, "memory": memory, "net": {**net, "gpu": False, "optim_spec": {"name": "Adam", "lr": 0.001}}}
     env_section = {"name": env, "num_envs": 2, "max_frame": 600, **keys}
     meta = {"max_session": 1, "log_frequency": 100, "random_seed": 3, "eval_episodes": 0, "save_interval": 5}
@@ -30,7 +30,7 @@ def run(env: str, algorithm: dict[str, Any], net: dict[str, Any] = MLP, memory: 
 
 
 def recorded(body: dict[str, Any]) -> dict[str, Any]:
-    """The same, learning from recorded episodes."""
+    """Return the same body, which learns from recorded episodes."""
     body["meta"]["demonstrations"] = "episodes.npz"
     return body
 
@@ -81,7 +81,7 @@ REFUSED = {
     ("rainbow", "sampler, central"): "meta.sampler.inference",
     **{(name, engine): "meta.sampler" for name in ("BC", "IQL") for engine in ENGINES[2:]},
 }
-"""(Run, engine) → path of the problem, where the two cannot be combined."""
+"""For each (run, engine) that cannot be combined, the key path of the problem."""
 PAIRS = [(name, engine) for name in RUNS for engine in ENGINES]
 
 
@@ -100,7 +100,7 @@ def body_of(name: str, engine: str) -> dict[str, Any]:
 
 
 def spec_of(name: str, engine: str, folder: Path | None = None) -> Spec:
-    """Raises SpecError if the two cannot be combined. Args: folder: where to record episodes, if the run needs them."""
+    """Return the spec of a run with an engine; raise SpecError if they exclude each other. folder: for recorded episodes, if needed."""
     body = body_of(name, engine)
     if folder is not None and "demonstrations" in body["meta"]:
         data, env = played(CARTPOLE, balance, 4)

@@ -1,4 +1,4 @@
-"""Policies for agents with different spaces: what each sees and does, exact continuation, loading, playing, and refusals by path."""
+"""Tests of policies for agents with different spaces: observations, actions, exact resume, loading, playing, and errors with key paths."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ POLICIES = {"outer": ["a", "c"], "inner": ["b"]}
 
 
 def unequal(algorithm: str = "PPO", name: str = UNEQUAL, policies: dict[str, list[str]] | None = POLICIES, **keys: Any) -> dict[str, Any]:
-    """A spec of policies for agents with different spaces; `keys` are the env's."""
+    """Return a spec of policies for agents with different spaces; `keys` are keys of its env section."""
     replays = algorithm in ("DQN", "SoftActorCritic")
     recurrent = keys.pop("recurrent", False)
     net = {**RECURRENT, **({} if replays else {"update_type": None, "polyak_coef": None})} if recurrent else MLP if replays else PLAIN
@@ -51,7 +51,7 @@ def built(body: dict[str, Any]) -> Session:
 
 @pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
 def test_each_policy_sees_its_agents_and_acts_for_them(algorithm: str) -> None:
-    """The first number of an observation is that of the agent, and its reward is 10 · (number + 1) + action."""
+    """In this env the first number of an observation is the agent's number, and the agent's reward is 10 · (number + 1) + action."""
     session = built(unequal(algorithm))
     seen: dict[str, list[np.ndarray]] = defaultdict(list)
     rewards: dict[str, list[float]] = defaultdict(list)
@@ -102,7 +102,7 @@ def learned(body: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("keys", [{}, {"recurrent": True}, {"comes": 2}])
 @pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
 def test_groups_of_agents_with_equal_spaces_learn_as_usual(algorithm: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the digit, with evaluation: agents that are treated as if their spaces differed, against the usual path."""
+    """Agents treated as if their spaces differed must give the same results as the usual path, digit for digit, with evaluation."""
     body = unequal(algorithm, alike=True, **keys)
     usual, kinds = learned(body), pettingzoo_backend._agent_kinds
 
@@ -157,7 +157,7 @@ def test_a_loaded_policy_has_the_spaces_of_its_agents(paths: RunPaths) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_is_exported(policy: str, paths: RunPaths, tmp_path: Path) -> None:
-    """The export compares the file with the agent."""
+    """The export itself compares the file with the agent."""
     training = find_training(paths.root, None, paths.root.parent, TrainingChoice(policy=policy))
     _, agent = export_training(training, out=tmp_path / f"{policy}.onnx", which="last")
     assert agent.saved["policy"] == policy
@@ -165,7 +165,7 @@ def test_a_policy_is_exported(policy: str, paths: RunPaths, tmp_path: Path) -> N
 
 
 class First(Player):
-    """Takes the first action."""
+    """A player that always takes the first action."""
 
     def act(self, obs_N: np.ndarray) -> np.ndarray:
         assert obs_N.shape[1:] == self.info.observation.shape
@@ -246,7 +246,7 @@ def test_a_new_spec_has_a_policy_for_each_kind_of_agents(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_speaker_and_a_listener_learn() -> None:
-    """The shipped spec, with 30,000 frames: random actions have a mean return of −44."""
+    """The shipped spec must learn within 30,000 frames; random actions have a mean return of −44."""
     pytest.importorskip("mpe2")
     spec = load_spec(SPEC_FOLDER / "suites" / "agents.json", "ppo_speaker_listener", ["env.max_frame=30000", "meta.random_seed=1"])
     rows = Session(spec).run().rows

@@ -1,4 +1,4 @@
-"""Training with several agents: transitions of agents that act in turn, one agent as usual, exact resume."""
+"""Tests of training with several agents: transitions in turn-based envs, equality with single-agent training, exact resume."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMES = ("wall_t", "fps")
 def vec_step(
     reward: list[float], acts: list[bool], ended: list[bool] | None = None, valid: list[bool] | None = None, obs: float = 0.0
 ) -> VecStep:
-    """Return a step of two rows that terminates some of them; `obs`: their observation."""
+    """Return a step of two rows that terminates some of them; `obs` is the value of their observations."""
     over_N = np.array(ended or [False, False])
     obs_N = np.full((2, 1), obs, np.float32)
     valid_N = np.array(valid or [True, True])
@@ -41,7 +41,7 @@ def out_of(left: int, right: int) -> ActOut:
 
 
 def test_a_reward_belongs_to_the_last_move_before_it() -> None:
-    """left moves, right moves (left receives 0.5), left moves and wins: right's only transition ends with −1."""
+    """Moves: left; right (left receives 0.5); left, which wins. The only transition of right must end with reward −1."""
     turns, first_N = TurnTransitionBuilder(2, 0), np.array([True, True])
     obs = [np.full((2, 1), float(t), np.float32) for t in range(3)]
 
@@ -67,7 +67,7 @@ def test_a_reward_belongs_to_the_last_move_before_it() -> None:
 
 
 def test_an_episode_begins_with_the_first_move_of_an_agent() -> None:
-    """right waits for a step before its first move, and for two in the next episode; its second move begins nothing."""
+    """right waits one step before its first move, and two steps in the next episode; its second move must not begin an episode."""
     turns, obs_N = TurnTransitionBuilder(2, 0), np.zeros((2, 1), np.float32)
     firsts = []
     moves = [
@@ -104,7 +104,7 @@ def test_rows_of_agents() -> None:
 
 
 def rows(body: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
-    """Return the rows of a run, without times."""
+    """Return the rows of a run without time columns."""
     result = Session(load_spec({"run": {**body, "env": {**body["env"], **changes}}}, "run")).run()
     return [{key: value for key, value in row.items() if key not in TIMES} for row in result.rows]
 
@@ -124,7 +124,7 @@ ONE_AGENT = {
 
 @pytest.mark.parametrize("name", ONE_AGENT)
 def test_one_agent_learns_as_in_an_env_with_one_agent(name: str) -> None:
-    """Rows are equal to the digit: storage, order of random draws, losses, statistics."""
+    """The rows must be equal to the digit, which covers storage, order of random draws, losses and statistics."""
     body = ONE_AGENT[name]
     assert rows(body, backend="sync") == rows(body, backend="tests.env.turn_games:OneAgent")
 
@@ -148,7 +148,7 @@ def duel(algorithm: str = "PPO", frames: int = 1200, **self_play: Any) -> dict[s
 
 
 def test_a_rating_has_the_highest_likelihood() -> None:
-    """30.5 points in 40 games against a rating of 100, and the draw of the prior against 0."""
+    """The games are 30.5 points in 40 games against a rating of 100; the prior adds one draw against 0."""
     rating = estimate_elo([30.5], [40], [100.0])
     expected = [1.0 / (1.0 + 10.0 ** ((other - rating.elo) / 400.0)) for other in (100.0, 0.0)]
     assert 40 * expected[0] + expected[1] == pytest.approx(31.0)
@@ -173,7 +173,7 @@ def test_self_play_rates_snapshots_and_keeps_the_newest() -> None:
 
 
 def test_a_snapshot_that_wins_every_game_is_rated_near_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draw that keeps a rating finite is one against the previous snapshot; for the first, one against random actions (0)."""
+    """The prior draw, which keeps a rating finite, is against the previous snapshot; for the first snapshot, against random actions (0)."""
     session = Session(load_spec({"run": duel()}, "run")).build()
     self_play, policy = session.parts.self_play, session.agent.policy
     assert self_play is not None
@@ -189,7 +189,7 @@ def test_a_snapshot_that_wins_every_game_is_rated_near_the_one_before(monkeypatc
 
 
 def test_a_policy_learns_only_from_its_own_moves_against_snapshots() -> None:
-    """With every game against a snapshot, half of the moves are the policy's."""
+    """If every game is against a snapshot, half of the moves are the policy's own."""
     session = Session(load_spec({"run": duel(past_fraction=1.0)}, "run")).build()
     algorithm, counts = session.agent.algorithm, []
     learn = algorithm.learn
@@ -204,7 +204,7 @@ def test_a_policy_learns_only_from_its_own_moves_against_snapshots() -> None:
 
 
 def test_stopped_and_continued_self_play_equals_straight(tmp_path: Path) -> None:
-    """Rows, ratings, pool, running games and weights."""
+    """A stopped and continued run must equal an uninterrupted one in rows, ratings, pool, running games and weights."""
     spec = load_spec({"run": duel()}, "run")
     _, one = train(spec, tmp_path / "straight")
     _, other = train(spec, tmp_path / "stopped", (334, 556))
@@ -236,7 +236,7 @@ def two_policies(**policies: list[str]) -> dict[str, Any]:
 
 
 def test_two_policies_learn_from_the_moves_of_their_agents(tmp_path: Path) -> None:
-    """Each has its table and its weights; in a game for two with one winner, their returns are opposite."""
+    """Each policy has a separate table and separate weights; in a two-player game with one winner, their returns are opposite."""
     spec = load_spec({"run": two_policies(first=["left"], second=["right"])}, "run")
     _, paths = train(spec, tmp_path / "run")
     one, other = (table(paths.session_df(i)) for i in range(2))
@@ -298,7 +298,7 @@ def test_self_play_needs_games_that_end_for_all_agents(goal: int, words: str, mo
 
 
 def test_a_stop_during_rated_games_takes_no_snapshot() -> None:
-    """The continued run takes it, from the same random stream and env."""
+    """The continued run takes the snapshot instead, with the same random stream and env."""
     session = Session(load_spec({"run": duel()}, "run")).build()
     self_play = session.parts.self_play
     assert self_play is not None
@@ -310,7 +310,7 @@ def test_a_stop_during_rated_games_takes_no_snapshot() -> None:
 
 
 def test_prioritized_opponents_are_those_that_the_policy_loses_against() -> None:
-    """Scores of 0, 0.5 and 1: the weights are 1, 0.25 and 0, and 0.001 for each."""
+    """Scores of 0, 0.5 and 1 have the weights 1, 0.25 and 0, plus 0.001 for each."""
     session = Session(load_spec({"run": duel(pool=3, past_fraction=1.0)}, "run")).build()
     self_play = session.parts.self_play
     assert self_play is not None

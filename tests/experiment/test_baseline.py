@@ -64,7 +64,7 @@ def test_key_holds_what_a_random_return_depends_on() -> None:
 
 
 def test_another_is_measured_once_and_kept(caplog: pytest.LogCaptureFixture) -> None:
-    spec = env("CartPole-v1", max_t=5)  # no pole falls that soon
+    spec = env("CartPole-v1", max_t=5)  # no pole falls within so few steps
     assert known_baseline(spec) is None
     assert measure_baseline(spec) == 5
     assert known_baseline(spec) == (5, 100)
@@ -87,7 +87,10 @@ def test_short_and_long_episodes_count_alike() -> None:
 
 
 class Uneven(gym.Env[Any, Any]):
-    """Of 2 or of 24 steps, every other env; a reward of 1 each. The first hundred episodes to end would be the short ones."""
+    """Every other env has episodes of 2 steps, the rest of 24 steps; each step is rewarded with 1.
+
+    The first hundred episodes to end would all be short ones.
+    """
 
     observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
     made = count()
@@ -148,7 +151,7 @@ def test_none_and_a_notice_where_it_cannot_be_measured(
 
 
 class Slow(gym.Env[Any, Any]):
-    """Episodes of 10 steps, of which each takes 1 ms; from step `blocks` on it blocks until `released`."""
+    """Episodes of 10 steps that take 1 ms each; from step `blocks` on, a step blocks until `released` is set."""
 
     observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
     blocks, released, steps = 10**9, threading.Event(), 0
@@ -180,7 +183,7 @@ def slow() -> Iterator[EnvSpec]:
 
 
 def test_a_slow_env_counts_the_episodes_there_are(slow: EnvSpec, caplog: pytest.LogCaptureFixture) -> None:
-    """And its result is kept, so that later runs of it have the same zero."""
+    """The baseline is the mean of the completed episodes, and it is saved so that later runs use the same baseline."""
     assert measure_baseline(slow, limit=0.6) == 10
     assert 10 <= (known_baseline(slow) or Baseline(None, 0)).episodes < 100
     assert "time limit of 0.6 s reached; using the mean of" in caplog.messages[-1]
@@ -210,4 +213,4 @@ def test_env_whose_episodes_do_not_end(monkeypatch: pytest.MonkeyPatch, caplog: 
     spec = env("Pendulum-v1", max_t=100)
     assert measure_baseline(spec) is None
     assert "no episode ended" in caplog.messages[-1]
-    assert known_baseline(spec) == (None, 0)  # not measured after every run
+    assert known_baseline(spec) == (None, 0)  # saved, so that it is not measured after every run

@@ -22,7 +22,7 @@ def bundle(x: Any) -> dict[str, Any]:
 
 
 def killed_while_saving(path: Path, where: str) -> None:
-    """Save bundle(2) in a forked process that is killed (SIGKILL) in the middle of it."""
+    """Save bundle(2) in a forked process that is killed with SIGKILL while it saves."""
 
     def die(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -74,8 +74,8 @@ def test_an_error_leaves_the_old_bundle_and_nothing_else(tmp_path: Path, monkeyp
 
 
 def test_a_full_disk_says_so(tmp_path: Path) -> None:
-    """Not torch's "unexpected pos"."""
-    large = bundle(torch.zeros(100_000))  # here: torch's threads do not exist in a forked process, which would wait for them
+    """The error must name the full disk, instead of torch's message "unexpected pos" or any other."""
+    large = bundle(torch.zeros(100_000))  # before the fork: the child has no torch threads and would wait for them
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -99,7 +99,7 @@ def draw(source: str) -> float:
 
 
 def test_generators_continue_from_a_saved_state(tmp_path: Path) -> None:
-    """numpy keeps a second normal number back, which belongs to the state."""
+    """The state must include the second normal number, which numpy's generator keeps for the next draw."""
     sources = ("python", "numpy", "torch")
     [draw(source) for source in sources]
     state.save(tmp_path / "rng.pt", {"version": state.VERSION, **state.rng_state("cpu")})
@@ -109,7 +109,7 @@ def test_generators_continue_from_a_saved_state(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_synced_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some file systems refuse to open a folder, or to sync it."""
+    """Saving must succeed on file systems that refuse to open or to sync a folder."""
     path, fsync, opened = tmp_path / "ckpt-last.pt", os.fsync, os.open
     refused = []
 
@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be_synced_is_no_failure(tmp_path: Path, monkeypatc
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(content: Any, says: str, tmp_path: Path) -> None:
-    """Missing, damaged, of another program or of another version; objects other than tensors and plain Python are not loaded."""
+    """The file is missing, damaged, or from another program or version, or contains objects other than tensors and plain Python."""
     path = tmp_path / "ckpt-best.pt"
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -163,7 +163,7 @@ def test_a_file_that_cannot_be_used_is_named(content: Any, says: str, tmp_path: 
 
 
 def test_a_header_is_read_without_the_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what the bundle says, and survives damage to the tensors, unless every byte is to be checked."""
+    """The header has the bundle's values and is readable even if tensors are damaged, unless all bytes are checked."""
     path, spec = tmp_path / "ckpt-last.pt", {"name": {"env": {"name": "é" * 300}}}
     content = {**bundle(torch.full((1000,), 0.25)), "frames": [5, 7], "tables": {"a.csv": (3, 2**31)}, "spec": spec, "other": 1}
     state.save(path, content)
@@ -181,7 +181,7 @@ def test_a_header_is_read_without_the_tensors(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_bundle_without_a_header_is_read_whole(tmp_path: Path) -> None:
-    """A header that is too large is left out. Of one that is damaged nothing is used."""
+    """A header that is too large is not written. If the header is damaged, nothing of the bundle is used."""
     path = tmp_path / "ckpt-last.pt"
     content = {**bundle(1), "spec": {"text": random.Random(0).randbytes(200_000).hex()}}
     state.save(path, content)
@@ -196,7 +196,7 @@ def test_a_bundle_without_a_header_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_which_weights_are_the_best() -> None:
-    """Those of an evaluation, then those of five training episodes or more, then others; with equal ones the higher return."""
+    """The order is: weights from an evaluation, from at least five training episodes, others; among equals, the higher return wins."""
 
     def saved(value: float | None, episodes: int, mode: str = "train") -> dict[str, Any]:
         return {"current_return": value, "current_epi": episodes, "mode": mode}

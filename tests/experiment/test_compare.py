@@ -1,4 +1,4 @@
-"""The command compare, against tables made by hand."""
+"""Tests of the command compare on hand-made tables."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def make_run(
     norms: Sequence[float] = (),
     new: Sequence[Rows] = (),
 ) -> Path:
-    """A run's folder, with rows as SLM Lab writes them, without return_new. Row i of a Session: frame 100 i, wall_t 2 i, opt_step 10 i.
+    """Return a run's folder, with rows as SLM Lab writes them, without return_new.
 
-    Where Sessions share a net, row i of Session s is written at global frame 200 i + 50 s. With `new`, the version is the present one: the
-    returns of 5 new episodes in each row.
+    Row i of a Session has frame 100 i, wall_t 2 i and opt_step 10 i. If Sessions share a net, row i of Session s is at global frame 200 i +
+    50 s. With `new`, the version is the present one, and each row has these returns of 5 new episodes.
     """
     folder.mkdir(parents=True)
     paths = RunPaths(folder, name)
@@ -99,11 +99,11 @@ def test_policies_of_a_session_are_one_seed(tmp_path: Path) -> None:
 
 
 def test_sessions_of_a_plain_run_are_seeds(tmp_path: Path) -> None:
-    """Its global frames are its frames."""
+    """In a run whose Sessions have separate nets, each Session is a seed, and its global frames are its own frames."""
     setting = only(make_run(tmp_path / "a", [[10, 50, 90], [20, 100, 100], [30, 40, 30]], norms=[1.0, 2.0, 6.0]))
     summary = summarize(setting, 50)
     assert (summary.seeds, summary.sessions, summary.solved) == (3, 3, 2)
-    assert summary.steps_to_threshold == (200, None, None, False)  # at frames 200 and 200; the third never
+    assert summary.steps_to_threshold == (200, None, None, False)  # seeds 0 and 1 reach 50 at frame 200, the third never
     assert summary.seconds_to_threshold == (4, None, None, False)
     assert summary.final_return is not None
     assert summary.final_return.value == pytest.approx((90 + 100 + 30) / 3)
@@ -115,14 +115,14 @@ def test_sessions_of_a_plain_run_are_seeds(tmp_path: Path) -> None:
 
 
 def test_a_distributed_run_is_one_sample(tmp_path: Path) -> None:
-    """One net: the first of its Sessions to reach the threshold counts, in frames of all together, as all rows do."""
+    """Sessions that share a net are one seed: the first one to reach the threshold counts, in global frames, as in all rows."""
     setting = only(make_run(tmp_path / "a", [[10, 20, 60, 70], [0, 55, 40, 90]], shared=True, norms=[1.0, 3.0]))
     summary = summarize(setting, 50)
     assert (summary.seeds, summary.sessions, summary.solved) == (1, 2, 1)
-    assert summary.steps_to_threshold == Median(450, None, None)  # row 2 of Session 1: 200 · 2 + 50
+    assert summary.steps_to_threshold == Median(450, None, None)  # row 2 of Session 1 is at global frame 200 · 2 + 50
     assert summary.seconds_to_threshold == Median(4, None, None)
     assert summary.final_return == Estimate(90, None, None)
-    assert summary.opt_steps_per_second == pytest.approx(10)  # 5 of each Session
+    assert summary.opt_steps_per_second == pytest.approx(10)  # 5 from each Session
     assert summary.grad_norm == 2
     (seed,) = setting.seeds
     frame, value = seed.curve("total_reward", "global_frame")
@@ -134,7 +134,7 @@ def test_a_distributed_run_is_one_sample(tmp_path: Path) -> None:
 
 
 def test_new_episodes_are_compared_and_solve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The threshold is judged on ten of them, which the mean of the last 100 episodes reaches later; rows of evaluation come first."""
+    """The threshold is judged on ten new episodes; the mean of the last 100 reaches it later. Evaluation rows take precedence."""
     run = make_run(tmp_path / "a", [[10, 20, 30, 60], [10, 20, 30, 60]], shared=True, new=[[10, 60, 60, 70], [10, 60, 70, 80]])
     (graph,) = (one for name, one in comparison_graphs([only(run)], "frame", metric="return_new").items() if name == "mean_returns")
     assert (graph.first_panel.lines[0].curve.value.tolist(), graph.first_panel.y_label) == (
@@ -161,7 +161,7 @@ def test_new_episodes_are_compared_and_solve(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_of_rows_at_one_place_the_last_counts(tmp_path: Path) -> None:
-    """Before the first update all rows are at optimizer step 0."""
+    """Before the first update, all rows have optimizer step 0."""
     table = {
         name: np.array(values) for name, values in {"frame": [1.0, 2, 3, 4], "opt_step": [0.0, 0, 10, 10], "loss": [1.0, 2, 3, 4]}.items()
     }
@@ -194,7 +194,7 @@ def test_labels_group_and_name(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 
 
 def test_specs_of_one_name_that_differ_are_settings_named_by_the_keys_that_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What does not change the results is no difference: seeds, number of seeds, saving, provenance, an absent default."""
+    """Keys that do not affect the results are ignored: seeds, number of seeds, saving, provenance, an absent default."""
     for i, (lr, meta) in enumerate(
         [(0.1, {"max_session": 4, "random_seed": 1}), (0.5, {}), (0.1, {"save_interval": 1, "log_frequency": 10000})]
     ):
@@ -262,13 +262,13 @@ def test_seeds_that_did_not_solve_and_a_threshold_below_zero(tmp_path: Path) -> 
     none, one, all_of_them = (summarize(setting, threshold) for threshold in (0, -200, -400))
     never = Median(math.inf, None, None)
     assert (none.solved, none.steps_to_threshold, none.seconds_to_threshold) == (0, never, never)
-    assert (one.solved, one.steps_to_threshold) == (1, never)  # one of three, which is no median of all
+    assert (one.solved, one.steps_to_threshold) == (1, never)  # only one of three seeds: not a median of all
     assert (all_of_them.solved, all_of_them.steps_to_threshold) == (2, (300, None, None, False))  # 200, 300, never
     assert "1 of 3  ∞" in format_table(settings_table([one]))[1]
     compare([str(run)], solve=-200.0, out=tmp_path / "out")
     assert json.loads((tmp_path / "out/compare_table.json").read_text())["settings"][0]["steps_to_threshold"] is None
     assert all_of_them.final_return is not None
-    assert all_of_them.final_return.value == -200  # of the two that ended an episode
+    assert all_of_them.final_return.value == -200  # mean of the two that ended an episode
 
 
 def test_estimate_by_hand() -> None:
@@ -296,7 +296,7 @@ def test_lines_of_the_graphs(tmp_path: Path) -> None:
     assert (other.name, other.curve.value.tolist(), other.band) == ("a3c (1 seed with 2 sessions)", [1, 3, 1, 3], None)
     assert one.colour != other.colour
     assert graphs["grad_norm"].first_panel.lines[0].curve.value.tolist() == [2, 2]
-    (variance,) = graphs["return_variance"].first_panel.lines  # of one seed there is none
+    (variance,) = graphs["return_variance"].first_panel.lines  # one seed has no interval
     assert variance.curve.value.tolist() == [8, 50]
     assert {graph.first_panel.x_label for graph in graphs.values()} == {"global frames (of all workers together)"}
     assert "return_variance" not in comparison_graphs(read_settings([str(shared)]), "wall_t")
@@ -445,7 +445,7 @@ def test_different_envs_never_share_an_axis(tmp_path: Path, caplog: pytest.LogCa
 def test_an_error_of_the_user(
     words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 2, one clear answer, no traceback, nothing written."""
+    """A user error gives exit code 2 and one clear message, without a traceback and without writing anything."""
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs"
     make_run(runs / "good", [[0, 10]])
@@ -476,7 +476,7 @@ def test_the_columns_that_the_command_line_takes() -> None:
 
 @pytest.mark.usefixtures("pictures")
 def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A graph that fails is a notice; a full disk is an error, and leaves no empty folder."""
+    """If a graph fails, a notice is shown; a full disk is an error that leaves no empty folder."""
 
     def fail(*_: object) -> None:
         raise ValueError("no ink")
@@ -539,7 +539,7 @@ def test_the_current_return_is_that_of_evaluations_if_there_are_any(tmp_path: Pa
 
 
 def test_evaluations_are_not_compared_with_training_episodes(tmp_path: Path) -> None:
-    """All runs are compared by training episodes then, and text, page and JSON say so."""
+    """If only some runs have evaluations, all are compared by training episodes, and text, page and JSON say so."""
     evaluated, other = make_run(tmp_path / "a", [[1, 2, 3]]), make_run(tmp_path / "b", [[1, 2, 5]])
     RunPaths(evaluated, "a2c").session_df(0, "eval").write_text("frame,total_reward\n300,70\n")
     words, labels = [str(evaluated), str(other)], ["A", "B"]

@@ -1,4 +1,4 @@
-"""Comparisons over several envs, of searches and studies, and the page of a comparison."""
+"""Tests of comparisons over several envs and of searches and studies, and of the page of a comparison."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.experiment.study.toys import write_made_up
 from tests.experiment.test_compare import make_run
 
 ENVS = {"CartPole-v1": {"A": [100, 300], "B": [500, 500]}, "Acrobot-v1": {"A": [-400, -200], "B": [-300, -100]}}
-"""Env → setting → final returns."""
+"""Final returns by env and setting."""
 
 
 def in_two_envs(folder: Path, envs: dict[str, dict[str, list[float]]] = ENVS, **options: Any) -> dict[str, Any]:
-    """Compare A and B in each env; return the content of the JSON file."""
+    """Compare A and B in each env, and return the content of the JSON file."""
     words, labels = [], []
     for env, settings in envs.items():
         for name, finals in settings.items():

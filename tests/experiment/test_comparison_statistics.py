@@ -1,4 +1,7 @@
-"""Statistics of comparisons: by hand, against rliable, and intervals that cover as often as they say and never leave the range."""
+"""Tests of the statistics of comparisons.
+
+Values are compared with hand calculations and with rliable. Intervals must have the stated coverage and stay within the range.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ LOW, HIGH = 0.0, 500.0
 
 
 def test_aggregates_by_hand() -> None:
-    """Of eight values the two lowest and the two highest are dropped; of seven one at each end."""
+    """The interquartile mean drops the two lowest and the two highest of eight values, and one at each end of seven values."""
     assert interquartile_mean(np.array([8.0, 1, 2, 3, 4, 5, 6, 100])) == (3 + 4 + 5 + 6) / 4
     assert interquartile_mean(np.array([7.0, 1, 2, 3, 4, 5, 100])) == (2 + 3 + 4 + 5 + 7) / 5
     assert optimality_gap(np.array([0.5, 2.0])) == 0.25
@@ -42,7 +45,7 @@ def test_aggregates_by_hand() -> None:
 
 
 def test_the_probability_of_improvement_by_hand() -> None:
-    """Of six pairs, three are won and two are ties."""
+    """Of six pairs, two are won and three are ties, which count as half."""
     one = probability_of_improvement([np.array([1.0, 3.0, 3.0])], [np.array([1.0, 3.0])])
     assert one.value == pytest.approx((2 + 3 / 2) / 6)
     assert (one.low, one.high) != (None, None)
@@ -60,7 +63,10 @@ def test_a_performance_profile_by_hand() -> None:
 
 
 def test_the_bootstrap_of_three_values_against_all_its_samples() -> None:
-    """27 equally likely samples of three seeds: the percentiles of their interquartile means (here: means)."""
+    """The interval must match the percentiles of the interquartile means of all 27 equally likely samples of three seeds.
+
+    With three values, the interquartile mean equals the mean.
+    """
     values = np.array([1.0, 2.0, 6.0])
     every = [np.mean(sample) for sample in itertools.product(values, repeat=3)]
     one = bootstrap_statistic([values], interquartile_mean, replicates=50_000)
@@ -68,13 +74,13 @@ def test_the_bootstrap_of_three_values_against_all_its_samples() -> None:
 
 
 def test_the_bootstrap_draws_each_env_separately() -> None:
-    """Envs whose seeds agree have no uncertainty, however far the envs are apart; drawn together they would have."""
+    """If the seeds of each env agree, there is no uncertainty, however far apart the envs are; drawing over all envs would show some."""
     one = bootstrap_statistic([np.array([0.0, 0.0]), np.array([1.0, 1.0])], lambda values: np.asarray(values.mean(axis=-1)))
     assert one == (0.5, 0.5, 0.5)
 
 
 def test_numbers_of_rliable() -> None:
-    """Computed with rliable 1.2.0."""
+    """The expected numbers were computed with rliable 1.2.0."""
     assert interquartile_mean(A.ravel()) == pytest.approx(0.5555555555555556, abs=1e-12)
     assert interquartile_mean(B.ravel()) == pytest.approx(0.65, abs=1e-12)
     assert optimality_gap(A.ravel()) == pytest.approx(0.44, abs=1e-12)
@@ -86,7 +92,7 @@ def test_numbers_of_rliable() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_rliable_agrees(seed: int) -> None:
-    """On random scores, some of them equal."""
+    """Compare with rliable on random scores, some of which are equal."""
     metrics = pytest.importorskip("rliable.metrics", reason="rliable is not installed: pip install rliable scipy arch")
     library = pytest.importorskip("rliable.library", reason="rliable is not installed: pip install rliable scipy arch")
     rng = np.random.default_rng(seed)
@@ -102,7 +108,7 @@ def test_rliable_agrees(seed: int) -> None:
     ("t", "freedom", "p"), [(2.0, 3.0, 0.13932596855884305), (0.5, 12.7, 0.6256260038138604), (9.0, 1.5, 0.027658755205530988)]
 )
 def test_tails_of_students_t(t: float, freedom: float, p: float) -> None:
-    """scipy.stats.t.sf, twice."""
+    """The expected values are twice scipy.stats.t.sf."""
     assert student_t_tails(t, freedom) == pytest.approx(p, rel=1e-9)
     assert student_t_tails(-t, freedom) == student_t_tails(t, freedom)
 
@@ -112,7 +118,7 @@ def test_tails_of_students_t(t: float, freedom: float, p: float) -> None:
     [(1.0, 12.706204736174694), (1.3, 7.500529325562029), (4.0, 2.7764451051977934), (27.6, 2.0497454254479184)],
 )
 def test_quantiles_of_students_t(freedom: float, quantile: float) -> None:
-    """scipy.stats.t.ppf(0.975)."""
+    """The expected values are scipy.stats.t.ppf(0.975)."""
     assert student_t_quantile(freedom) == pytest.approx(quantile, rel=1e-9)
 
 
@@ -131,7 +137,7 @@ def test_the_interval_excludes_zero_exactly_if_p_is_below_0_05(paired: bool) -> 
 
 
 def test_p_values() -> None:
-    """Holm by hand: 0.01 · 3, then max(0.03, 0.02 · 2), then max(0.04, 0.03)."""
+    """Holm's method by hand: 0.01 · 3, then max(0.03, 0.02 · 2), then max(0.04, 0.03)."""
     assert adjust_holm([0.03, None, 0.01, 0.02]) == pytest.approx([0.04, None, 0.03, 0.04])
     assert adjust_holm([0.6, 0.7]) == [1.0, 1.0]
     assert t_test([1.0, 2.0, 3.0, 4.0, 5.0], [3.0, 6.0, 9.0, 10.0]) == pytest.approx(0.07903604042521092), "scipy.stats.ttest_ind"
@@ -140,7 +146,7 @@ def test_p_values() -> None:
 
 
 def test_the_p_value_of_paired_scores_by_hand() -> None:
-    """The differences 1, 2, 3 have the mean 2 and s = 1: t = 2 √3. For two degrees of freedom, p = 1 − |t| / √(2 + t²)."""
+    """The differences 1, 2, 3 have mean 2 and s = 1, so t = 2 √3. With two degrees of freedom, p = 1 − |t| / √(2 + t²)."""
     scores, others = [1.0, 102.0, 203.0], [0.0, 100.0, 200.0]
     assert t_test(scores, others, paired=True) == pytest.approx(1 - math.sqrt(12 / 14))
     assert t_test(others, scores, paired=True) == pytest.approx(1 - math.sqrt(12 / 14))
@@ -175,7 +181,7 @@ def test_the_interval_of_paired_scores_excludes_0_if_their_p_value_is_below_5_pe
     assert (one.low > 0.0 or one.high < 0.0) == (p < 0.05)
 
 
-# ---- ranges
+# ---- ranges of returns
 
 RETURNS = st.lists(st.floats(LOW, HIGH), min_size=2, max_size=6)
 
@@ -205,7 +211,7 @@ def test_no_interval_leaves_the_range(own: list[float], others: list[float]) -> 
 
 
 def test_bounds_by_hand() -> None:
-    """The interval of 100 and 380 in CartPole is not 240 [-1539, 2019]; bounds that a value violates are no bounds."""
+    """The interval of 100 and 380 in CartPole is clipped: it is not 240 [-1539, 2019]. A range that a value violates is ignored."""
     assert estimate_mean([100.0, 380.0], (0.0, 500.0)) == (240.0, 0.0, 500.0)
     free = estimate_mean([100.0, 380.0], (0.0, 200.0))
     assert free is not None
@@ -229,7 +235,7 @@ def test_bounds_by_hand() -> None:
     ],
 )
 def test_the_range_of_returns(spec: dict[str, object], known: tuple[float, float] | None) -> None:
-    """What may change it makes it unknown."""
+    """The range is unknown if any setting may change it."""
     assert return_range(spec) == known
 
 
@@ -239,7 +245,7 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
 def _cartpole(rng: np.random.Generator, count: int, solved: float) -> np.ndarray:
-    """Returns of seeds that reach 500 with the probability `solved`, and anything below otherwise."""
+    """Return the returns of seeds that reach 500 with the probability `solved`, and any value below otherwise."""
     return np.where(rng.random(count) < solved, HIGH, rng.uniform(LOW, HIGH, count))
 
 
@@ -270,7 +276,7 @@ def test_an_interval_at_every_number_of_seeds_quick(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOUNDED)
 def test_betting_intervals_hold_at_every_number_of_seeds(name: str) -> None:
-    """For any distribution within the range. docs/statistics.md states the figures."""
+    """The intervals hold for any distribution within the range. docs/statistics.md states the figures."""
     found = missed(*BOUNDED[name], span=HIGH - LOW, studies=400, looks=48)
     print(f"{name}: {1 - found:.3f}")  # noqa: T201
     assert found <= 0.05
@@ -282,7 +288,7 @@ def test_intervals_of_normal_differences_hold_at_every_number_of_seeds(name: str
 
 
 def test_ordinary_intervals_do_not_hold_at_every_number_of_seeds() -> None:
-    """Looking after each seed at Student's interval finds a difference in every third study of equal settings or more."""
+    """If Student's interval is checked after each seed, it finds a difference in about a third or more of studies of equal settings."""
     rng, found = np.random.default_rng(0), 0
     for _ in range(100):
         values = rng.normal(0.0, 1.0, 64).tolist()

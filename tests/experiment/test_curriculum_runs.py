@@ -1,4 +1,4 @@
-"""Runs with env.schedule: what rows say, evaluation, exact resume, and every engine."""
+"""Tests of runs with env.schedule: contents of the rows, evaluation, exact resume, and every engine."""
 
 from __future__ import annotations
 

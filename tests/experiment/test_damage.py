@@ -1,4 +1,4 @@
-"""Files of a run with one changed bit: each is refused, or what it says is unchanged."""
+"""Tests of files of a run in which one bit is flipped: each file must be refused or have unchanged content."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ Make = Callable[..., dict[str, Any]]
 
 
 def of_session(body: dict[str, Any], folder: Path) -> RunPaths:
-    """The files of a Session that has run."""
+    """Run a Session and return the paths of its files."""
     paths = new_run(folder, "small")
     Session(Spec.model_validate({"name": "small", **body})).run(LocalSink(paths))
     return paths
 
 
 def bundle_of(kind: str, spec_body: Make, folder: Path) -> Location:
-    """A bundle of a kind that a run writes."""
+    """Return a bundle of one of the kinds that a run writes."""
     few = {"env": {"max_frame": 400}}
     match kind:
         case "on-policy":
@@ -75,7 +75,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 def count_refused(path: Path, bits: list[int]) -> int:
-    """Flip each of these bits of a bundle; return how often it was refused. Where it is not, its content must be the same."""
+    """Flip each of these bits of a bundle, and return how often it was refused; in all other cases its content must be unchanged."""
     data, before, refusals = path.read_bytes(), state.load(path), []
     for bit in bits:
         path.write_bytes(flipped(data, bit))
@@ -93,13 +93,15 @@ def test_no_flipped_bit_of_a_bundle_is_used(kind: str, spec_body: Make, tmp_path
     path = bundle_of(kind, spec_body, tmp_path)
     assert isinstance(path, Path)
     size = 8 * path.stat().st_size
-    assert count_refused(path, random.Random(kind).sample(range(size), FLIPS)) >= FLIPS - 2  # those of the seal alone are harmless
+    assert count_refused(path, random.Random(kind).sample(range(size), FLIPS)) >= FLIPS - 2  # only flips in the seal may be harmless
 
 
 @pytest.mark.parametrize("older", [False, True])
 def test_nor_is_any_bit_around_the_members(older: bool, tmp_path: Path) -> None:
-    """Headers and directory of the archive have no checksum of their own: torch reads nothing of a member marked as a folder, for example.
-    Bundles of older versions have no checksum of the whole file."""
+    """The headers and the directory of the archive have no checksum, so a flipped bit there must not change the content either.
+
+    For example, torch reads nothing from a member that is marked as a folder. Bundles of older versions have no checksum of the whole file.
+    """
     path = tmp_path / "small.pt"
     bundle = {"version": state.VERSION, "weights": {"a": torch.arange(3)}, "x": [1.5, None, "abc"]}
     state.save(path, bundle)
@@ -157,7 +159,7 @@ def test_no_flipped_bit_of_a_search_is_used(tmp_path: Path) -> None:
 
 
 def test_a_read_only_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not as a lack of permission, and without a traceback."""
+    """The message must name the read-only file system instead of a missing permission, without a traceback."""
     assert unwritable_reason(tmp_path) is None
     read_only = SimpleNamespace(f_flag=os.ST_RDONLY)
     monkeypatch.setattr(os, "access", lambda *arguments: False)

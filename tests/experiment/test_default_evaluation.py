@@ -1,4 +1,4 @@
-"""Evaluation by meta.eval_episodes: how many episodes, that it leaves training as it is, and which results it leads."""
+"""Tests of evaluation with meta.eval_episodes: number of episodes, no effect on training, and the results that use it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DQN: dict[str, Any] = {
         (500_000, 8, 100, 5),
         (500_000, 8, None, 0),
         (500_000, 1, 500, 3),
-        (500_000, 16, 500, 0),  # a frame of 16 envs costs half
+        (500_000, 16, 500, 0),  # with 16 envs, a frame costs half as much
         (1_000_000, 16, 500, 3),
     ],
 )
@@ -65,7 +65,7 @@ def test_as_many_episodes_as_take_three_percent(make_spec: MakeSpec, frames: int
 
 
 def test_updates_of_an_off_policy_algorithm_count() -> None:
-    """Half an update per frame: a frame is worth 1 + 4 · 0.5 env steps."""
+    """With half an update per frame, a frame costs as much as 1 + 4 · 0.5 env steps."""
     spec = load_spec({"dqn": DQN}, "dqn")
     assert plan_evaluation(spec, 166_667, 500) == EvaluationPlan(3, 20_834, True)
     assert plan_evaluation(spec, 166_666, 500) is None
@@ -83,7 +83,7 @@ def test_updates_of_an_off_policy_algorithm_count() -> None:
     ],
 )
 def test_given_keys(make_spec: MakeSpec, meta: dict[str, Any], expected: EvaluationPlan | None) -> None:
-    """And a saved spec means the same as the one that was run."""
+    """Keys given in the spec take effect, and the saved spec has the same evaluation plan as the spec that was run."""
     spec = make_spec(**PPO_500, meta=meta)
     again = load_spec(dump_spec(spec), "small")
     assert plan_evaluation(spec, 500_000, 500) == plan_evaluation(again, 500_000, 500) == expected
@@ -91,7 +91,7 @@ def test_given_keys(make_spec: MakeSpec, meta: dict[str, Any], expected: Evaluat
 
 
 class Exclusive(gym.Env[np.ndarray, int]):
-    """Refuses to exist twice, as an env does that binds a port."""
+    """Env that can exist only once at a time, like an env that binds a port."""
 
     observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(2)
     alive = 0
@@ -116,7 +116,7 @@ gym.register("Exclusive-v0", Exclusive, max_episode_steps=100)
 
 
 def test_an_env_that_cannot_exist_twice(make_spec: MakeSpec) -> None:
-    """The error says that evaluation needs another, and how to train without."""
+    """The error says that evaluation needs a second env, and how to train without evaluation."""
     name = f"{__name__}:Exclusive-v0"
     with pytest.raises(SpecError, match=r"address already in use.*meta\.eval_episodes=0"):
         Session(make_spec(env={"name": name, "num_envs": 1, "max_frame": 500_000})).build()
@@ -137,7 +137,7 @@ def run_paths(tmp_path: Path) -> RunPaths:
 
 
 def test_eight_evaluations_leave_training_as_it_is(make_spec: MakeSpec, run_paths: RunPaths) -> None:
-    """They end with the last frame, select the best checkpoint, and are the current return of the metrics, but no other metric."""
+    """The last evaluation is at the last frame; evaluations select the best checkpoint and set the current return, but no other metric."""
     specs = [make_spec(meta={"eval_episodes": episodes}) for episodes in (3, 0)]
     for trial, spec in enumerate(specs):
         sink = LocalSink(run_paths, trial)
@@ -167,7 +167,7 @@ def test_eight_evaluations_leave_training_as_it_is(make_spec: MakeSpec, run_path
 
 
 def test_an_old_evaluation_is_not_the_current_return(make_spec: MakeSpec, run_paths: RunPaths) -> None:
-    """A run that was stopped after 1,000 frames: its evaluation at 800 counts, one at 796 does not."""
+    """In a run stopped after 1,000 frames, an evaluation at frame 800 is the current return; one at frame 796 is too old."""
     spec = make_spec(meta={"eval_episodes": 3})
     for last, evaluated in ((800, True), (796, False)):
         tables = {"train": [(500, 10.0), (1000, 20.0)], "eval": [(400, 30.0), (last, 40.0)]}

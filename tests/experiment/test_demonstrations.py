@@ -1,4 +1,4 @@
-"""Recorded episodes: what enjoy --record writes, what meta.demonstrations reads, and what it refuses."""
+"""Tests of recorded episodes: the file that enjoy --record writes, and the files that meta.demonstrations reads or refuses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bc(path: Path | str, env: dict[str, Any] = CARTPOLE, algorithm: dict[str, An
 
 
 def test_a_file_holds_the_steps_of_the_env_before_normalisation(tmp_path: Path) -> None:
-    """Each row obeys the equations of the pendulum, also the last one of an episode, whose env was reset afterwards."""
+    """Each row must obey the pendulum's equations, including the last row of an episode, after which the env was reset."""
     paths = trained(tmp_path, {"name": "Pendulum-v1", "max_t": 20, "normalize_obs": True})
     file = tmp_path / "episodes.npz"
     assert main([f"enjoy@{paths.root}", "--record", str(file), "--episodes", "3"]) == 0
@@ -81,7 +81,7 @@ def test_a_file_is_not_overwritten_unless_told(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_steps_have_the_last_observations_of_their_episodes() -> None:
-    """Two episodes of 2 and 3 steps, whole and in pieces."""
+    """The steps of two episodes, of 2 and 3 steps, are read whole and in pieces."""
     obs = np.arange(5, dtype=np.float32)[:, None]
     flags = np.array([[0, 0], [1, 0], [0, 0], [0, 0], [0, 1]], np.bool_)
     data = Demonstrations(obs, np.arange(5), np.ones(5, np.float32), flags[:, 0], flags[:, 1], np.array([[10.0], [20.0]], np.float32))
@@ -188,7 +188,7 @@ def test_a_run_counts_gradient_steps_as_frames_and_plays_as_well_as_the_recorded
     session = slm_lab.Session(bc(file, eval_episodes=4))
     result = session.run()
     assert session.clock.frame == session.clock.opt_step == 400
-    assert result.rows[-1]["epi"] == 0  # no env was stepped to learn
+    assert result.rows[-1]["epi"] == 0  # no training env was stepped
     assert result.eval_rows[-1]["total_reward"] >= 0.9 * recorded.return_E.mean()
 
 
@@ -197,7 +197,7 @@ def test_envs_in_the_spec_are_ignored_with_a_note() -> None:
 
 
 class TestContract(SpecContract):
-    """Repeats, resumes exactly, acts alone."""
+    """A run from recorded episodes is repeatable, resumes exactly, and its agent acts without the run."""
 
     @pytest.fixture(autouse=True)
     def _file(self, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ class TestContract(SpecContract):
 
 
 class TestContractOfOwnAndRecordedSteps(TestContract):
-    """SAC with half-and-half batches: its replay buffer is saved, the recorded steps are read again."""
+    """SAC with batches of half own and half recorded steps: its replay buffer is saved, and the recorded steps are read again."""
 
     @pytest.fixture(autouse=True)
     def _file(self, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ class TestContractOfOwnAndRecordedSteps(TestContract):
 
 
 class TestContractOfIQL(TestContract):
-    """Two critics, V and a policy."""
+    """IQL has two critics, a state-value net V and a policy."""
 
     def spec(self) -> Spec:
         return bc(self.path, {"name": "CartPole-v1", "max_frame": 60}, {"name": "IQL"}, random_seed=3, log_frequency=15)

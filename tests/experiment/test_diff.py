@@ -1,4 +1,4 @@
-"""The command diff, against runs made by hand."""
+"""Tests of the command diff on hand-made runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def made(
     start: dict[str, Any] | None = None,
     **sections: dict[str, Any],
 ) -> Path:
-    """A run's folder, with a row for each return; loss is a tenth of the return."""
+    """Return a run's folder with a row for each return; the loss is a tenth of the return."""
     folder.mkdir(parents=True)
     paths = RunPaths(folder, "a2c")
     paths.make_dirs()
@@ -60,7 +60,7 @@ def found(*folders: Path) -> RunDifference:
 
 
 def test_keys_are_separate_from_versions_and_machine(tmp_path: Path) -> None:
-    """Also the seed is a key; when and how a run began is neither."""
+    """The seed counts as a key; the time and the command of the start are not listed as differences."""
     versions = {"torch": "2.4.0", "numpy": "2.0.0"}
     a = made(tmp_path / "a", [[1, 2]], {"gamma": 0.9}, {"versions": versions, "git": "f" * 40, "host": {"name": "one"}})
     later = {"versions": {**versions, "torch": "2.5.0"}, "git": f"{'f' * 40}+", "host": {"name": "one"}, "command": ["x"]}
@@ -78,7 +78,7 @@ def test_keys_are_separate_from_versions_and_machine(tmp_path: Path) -> None:
 
 
 def test_the_first_row_that_differs(tmp_path: Path) -> None:
-    """wall_t differs in every row and is no result; session 1 diverges before session 0."""
+    """wall_t, which differs in every row, is not a result; session 1 diverges before session 0."""
     one, other = made(tmp_path / "a", [[1, 2, 3], [4, 5, 6]]), made(tmp_path / "longer", [[1, 2, 9], [4, 7, 8]])
     result = found(one, other)
     first = result.first_table_difference
@@ -102,7 +102,7 @@ def test_equal_rows(tmp_path: Path) -> None:
 
 
 def test_rows_of_the_same_frame_are_compared() -> None:
-    """Equal numbers in other digits are equal; rows and columns that one table lacks are listed."""
+    """Equal numbers written with other digits are equal; rows and columns that one table lacks are listed."""
     one = {"frame": ["100", "200", "300"], "loss": ["1.0", "", "nan"], "fps": ["1", "2", "3"], "old": ["1", "1", "1"]}
     other = {"frame": ["200", "300", "400"], "loss": ["", "nan", "5"], "fps": ["7", "7", "7"]}
     rows = compare_rows(one, other)
@@ -113,7 +113,7 @@ def test_rows_of_the_same_frame_are_compared() -> None:
 
 
 def test_a_difference_of_pairs(tmp_path: Path) -> None:
-    """With equal seeds the differences −2, −4, −3 are far from 0, although the returns of the seeds are far apart."""
+    """Paired by seed, the differences −2, −4, −3 are far from 0, although the returns of the seeds are far apart."""
     result = found(made(tmp_path / "a", [[10], [50], [90]]), made(tmp_path / "b", [[12], [54], [93]]))
     assert result.returns is not None
     one = result.returns.difference
@@ -145,7 +145,7 @@ def test_other_seeds_are_no_pairs(tmp_path: Path) -> None:
 
 
 def test_intervals_stay_within_the_range_of_returns(tmp_path: Path) -> None:
-    """Of CartPole: 0 to 500, so that a difference is at most 500."""
+    """In CartPole the range is 0 to 500, so a difference is at most 500."""
     result = found(made(tmp_path / "a", [[10], [490]]), made(tmp_path / "b", [[20], [480]], meta={"random_seed": 9}))
     assert result.returns is not None
     assert result.returns.difference is not None
@@ -155,7 +155,7 @@ def test_intervals_stay_within_the_range_of_returns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_the_needed_seeds_show_the_difference_in_four_of_five_cases(paired: bool) -> None:
-    """Simulated: the interval of `estimate_difference` excludes 0 in about 80 % of samples of that many seeds."""
+    """In simulation, the interval of `estimate_difference` excludes 0 in about 80 % of samples with that many seeds."""
     from slm_lab.experiment.report.metrics import estimate_difference
 
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Episodes that end because the env diverged: their last observation is not finite, and changes nothing in what is learned."""
+"""Tests of episodes that end because the env diverged: their last observation is not finite and must not affect learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor: each rule on tables made by hand, on both sides of its threshold; ranking, damaged folders, and the command."""
+"""Tests of the doctor: each rule on hand-made tables on both sides of its threshold, ranking, damaged folders, and the command."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def make_run(
     rows: int = ROWS,
     trial: int = 0,
 ) -> Run:
-    """Return a run with a session with these columns (healthy ones by default), and `others` healthy sessions."""
+    """Return a run in which session 0 has these columns (healthy ones by default), plus `others` healthy sessions."""
     paths = RunPaths(root / "run", NAMES[kind])
     paths.root.mkdir(parents=True, exist_ok=True)
     paths.make_dirs()
@@ -94,7 +94,7 @@ def make_run(
 
 
 def save_checkpoint(run: Run, obs: float = 1.0, action: np.ndarray | None = None, squares: Sequence[float] = (1.0,) * 8) -> None:
-    """Write the last checkpoint of session 0: 64 observations of 4 numbers, a hidden layer of 8 units and their squared gradients."""
+    """Write the last checkpoint of session 0: 64 observations of 4 numbers, a hidden layer of 8 units, and their squared gradients."""
     actions = torch.zeros(64, 1, dtype=torch.int64) if action is None else torch.from_numpy(action.astype(np.float32)).view(64, 1, -1)
     slabs = {
         "obs": torch.full((65, 1, 4), obs),
@@ -120,7 +120,7 @@ def save_checkpoint(run: Run, obs: float = 1.0, action: np.ndarray | None = None
 
 
 def save_policies(run: Run, *obs: float) -> None:
-    """Write the last checkpoint of session 0, with policies that get these observations, of one number more each."""
+    """Write the last checkpoint of session 0 with one policy for each value of `obs`; policy i has observations of 4 + i numbers."""
     own = [
         {"rollout": {"rollout": {"slabs": {name: torch.full((64, 1, 4 + index), one) for name in ("obs", "action", "reward")}}}}
         for index, one in enumerate(obs)
@@ -143,7 +143,7 @@ SELF_PLAY = {"meta.self_play": {}}
 TOGETHER: dict[str, Values] = {"epi_truncated": 1.0, "epi_len": 1000.0, "epi_len_max": 1000.0}
 POOL = {"meta.run": [{"backend": "envpool"}], "env.num_envs": 64}
 CASES: dict[str, tuple[str, dict[str, Values], dict[str, Any], dict[str, Values], dict[str, Any]]] = {
-    # rule: kind, columns and settings that fire, and those that just do not
+    # rule: kind of run, columns and settings that trigger it, and those that just do not
     "discount": ("ppo", {}, {f"{ALGORITHM}.gamma": 0.89}, {}, {f"{ALGORITHM}.gamma": 0.91}),
     "time_limit": ("ppo", {"epi_truncated": 1.0, "epi_len_max": 24.0}, {}, {"epi_truncated": 1.0, "epi_len_max": 26.0}, {}),
     "truncation": ("ppo", {"epi_len_max": 200.0}, {}, {"epi_len_max": 200.0, "epi_truncated": half(0.0, 0.01)}, {}),
@@ -202,13 +202,13 @@ CASES: dict[str, tuple[str, dict[str, Values], dict[str, Any], dict[str, Values]
 @pytest.mark.parametrize(
     ("elo", "rules"),
     [
-        ([0.0] * 19 + [59.0], {"baseline", "rating"}),  # two standard errors above random actions
+        ([0.0] * 19 + [59.0], {"baseline", "rating"}),  # two standard errors above the return of random actions
         ([0.0] * 10 + [300.0] * 10, set()),
-        ([0.0] * 9 + [400.0] + [200.0] * 10, {"rating"}),  # it has fallen by more than 4 · √2 · 30
+        ([0.0] * 9 + [400.0] + [200.0] * 10, {"rating"}),  # the return has fallen by more than 4 · √2 · 30
     ],
 )
 def test_in_self_play_the_rating_is_judged_and_not_the_return(elo: list[float], rules: set[str], tmp_path: Path) -> None:
-    """The return is about 0 whatever is learned, and the longest game has the same length in all rows."""
+    """In self-play the return is about 0 whatever is learned, and here the longest game has the same length in all rows."""
     columns = {"elo": elo, **RATED, "epi_len_max": 42.0, "explained_variance": 0.0}
     run = make_run(tmp_path, columns, sets=SELF_PLAY, others=0)
     run.paths.trial_metrics().write_text(json.dumps({"random_baseline": 0.0, "status": "done"}))
@@ -231,7 +231,7 @@ def test_observations_are_those_of_each_policy(tmp_path: Path) -> None:
 
 
 def test_raw_observations_of_a_replay_buffer_are_not_judged(tmp_path: Path) -> None:
-    """With normalize_obs, a checkpoint may hold observations before normalisation."""
+    """With normalize_obs, a checkpoint may contain observations before normalisation, which must not be judged."""
     for normalize, found in ((False, True), (True, False)):
         sets = {"env.normalize_obs": normalize, "agent.policies": {"good": ["a"], "evil": ["b"]}}
         run = make_run(tmp_path / str(normalize), sets=sets, others=1)
@@ -257,7 +257,7 @@ def test_a_rule_fires_beyond_its_threshold_only(rule: str, tmp_path: Path) -> No
     assert found.key is not None
     body = copy.deepcopy(BODIES[kind])
     if kind == "appo":
-        del body["env"]["num_envs"]  # follows from the number of workers
+        del body["env"]["num_envs"]  # the value follows from the number of workers
     load_spec({NAMES[kind]: body}, NAMES[kind], [str(change_option(found)).removeprefix("--set ")])  # raises if the change is invalid
 
 
@@ -279,7 +279,7 @@ def test_episodes_that_do_not_begin_together(columns: dict[str, Values], sets: d
 
 
 def test_returns_below_the_atoms(tmp_path: Path) -> None:
-    """Costs: the lower end is too high. Rewards that are normalised have another scale than the returns."""
+    """With negative returns (costs), v_min is too high. With normalised rewards the rule is skipped, as the returns have another scale."""
     sets = {"env.max_frame": 1000 * ROWS, f"{ALGORITHM}.v_max": 100.0, f"{ALGORITHM}.v_min": -100.0}
     found = of_rule(diagnose(make_run(tmp_path / "low", {"current_return": -250.0}, "c51", sets, others=0)), "value_range")
     assert found is not None
@@ -321,7 +321,7 @@ def test_rules_that_read_the_checkpoint(tmp_path: Path) -> None:
     ids=["shared", "random", "none", "empty"],
 )
 def test_a_checkpoint_of_another_form_only_leaves_rules_out(content: dict[str, Any], tmp_path: Path) -> None:
-    """Workers of a shared net have no optimizer of their own; envs that cannot be saved have no observations."""
+    """Rules without data are skipped: workers of a shared net save no optimizer, and envs that cannot be saved have no observations."""
     run = make_run(tmp_path)
     path = run.paths.checkpoint(0, "last")
     assert isinstance(path, Path)
@@ -332,7 +332,7 @@ def test_a_checkpoint_of_another_form_only_leaves_rules_out(content: dict[str, A
 
 
 def test_few_replays_and_old_data(tmp_path: Path) -> None:
-    """The other side of two rules: 0.5 replays of batches of 64, a lag of 8 datasets of 4 minibatches and 4 epochs."""
+    """Both sides of two thresholds: 0.5 replays with batches of 64, and a lag of 8 datasets with 4 minibatches and 4 epochs."""
     epochs = BODIES["appo"]["agent"]["algorithm"]["training_epoch"]
     assert BODIES["dqn"]["agent"]["memory"]["batch_size"] == 64
     for kind, column, low, high, fires_below in (
@@ -349,19 +349,22 @@ def test_few_replays_and_old_data(tmp_path: Path) -> None:
 
 
 def test_policy_lag_counts_the_gradient_steps_of_all_agents(tmp_path: Path) -> None:
-    """With 5 agents, a dataset of 4 × 256 frames has 5 times as many minibatches: 4 × 5 × epochs gradient steps."""
+    """With 5 agents, a dataset of 4 × 256 frames has 5 times as many minibatches, which gives 4 × 5 × epochs gradient steps."""
     per_dataset = 4 * 5 * BODIES["appo"]["agent"]["algorithm"]["training_epoch"]
     steps = [1000 / 1024 * per_dataset * (row + 1) for row in range(ROWS)]
     for datasets, fires in ((7.9, False), (8.1, True)):
         run = make_run(tmp_path / str(datasets), {"opt_step": steps, "lag_mean": datasets * per_dataset}, "appo", others=0)
         assert (of_rule(diagnose(run), "policy_lag") is not None) == fires, datasets
-    few = [step / 100 for step in steps]  # stopped by target_kl: the steps of the spec count
+    few = [step / 100 for step in steps]  # updates stopped early by target_kl: the number of steps in the spec counts
     run = make_run(tmp_path / "few", {"opt_step": few, "lag_mean": 7.9 * per_dataset / 5}, "appo", others=0)
     assert of_rule(diagnose(run), "policy_lag") is None
 
 
 def test_staleness_of_workers_that_share_a_net(tmp_path: Path) -> None:
-    """On average two updates of the other worker are allowed, whose own staleness is 1; the workers' joint table has no session number."""
+    """With two workers, up to two updates of the other worker are allowed on average (its own staleness is 1).
+
+    The joint table of the workers has no session number.
+    """
     stale = make_run(tmp_path / "stale", {"staleness": 5.1}, "a3c", {"meta.max_session": 2}, others=1)
     found = of_rule(diagnose(stale), "staleness")
     assert found is not None
@@ -373,7 +376,7 @@ def test_staleness_of_workers_that_share_a_net(tmp_path: Path) -> None:
 
 
 def test_a_healthy_run_has_no_finding(tmp_path: Path) -> None:
-    """With 3 sessions none at all, with 2 the remark that seeds are few."""
+    """With 3 sessions there is no finding; with 2 there is only the remark that the seeds are few."""
     for kind in ("ppo", "dqn", "appo"):
         run = make_run(tmp_path / kind, kind=kind)
         assert diagnose(run) == []
@@ -400,7 +403,7 @@ def test_findings_are_ranked_by_severity_and_then_from_cause_to_symptom(tmp_path
 
 
 def test_a_single_large_update_makes_the_policy_stop(tmp_path: Path) -> None:
-    """The cause is named, not the small updates that follow it."""
+    """The finding names the cause, a large update, instead of the small updates that follow it."""
     columns: dict[str, Values] = {"approx_kl": [31.7] + [0.0] * 19, "clip_fraction": [0.9] + [0.0] * 19, "entropy": [0.6] + [1e-9] * 19}
     found = diagnose(make_run(tmp_path, columns | POOR, others=0))
     assert [finding.rule for finding in found if finding.key == LR] == ["large_updates", "entropy_lost"]
@@ -408,7 +411,10 @@ def test_a_single_large_update_makes_the_policy_stop(tmp_path: Path) -> None:
 
 
 def test_a_small_entropy_of_continuous_actions_is_usual(tmp_path: Path) -> None:
-    """It has no lower bound: 0.01 nats are a standard deviation of 0.24. Without a checkpoint, a negative entropy tells."""
+    """Differential entropy has no lower bound: 0.01 nats correspond to a standard deviation of 0.24.
+
+    Without a checkpoint, a negative entropy shows that the actions are continuous.
+    """
     columns: dict[str, Values] = {"entropy": [1.4] + [0.01] * 19} | POOR
     assert of_rule(diagnose(make_run(tmp_path / "discrete", columns, others=0)), "entropy_lost") is not None
     run = make_run(tmp_path / "checkpoint", columns, others=0)
@@ -419,7 +425,7 @@ def test_a_small_entropy_of_continuous_actions_is_usual(tmp_path: Path) -> None:
 
 
 def test_the_advice_of_two_findings_agrees(tmp_path: Path) -> None:
-    """With a learning rate above 0.003, a useless critic is no reason to raise it."""
+    """With a learning rate above 0.003, a useless critic must not lead to the advice to raise it."""
     columns: dict[str, Values] = {"approx_kl": 0.5, "explained_variance": 0.0} | POOR
     for rate, rises in ((0.2, False), (0.001, True)):
         found = of_rule(diagnose(make_run(tmp_path / str(rate), columns, sets={LR: rate}, others=0)), "critic")
@@ -428,7 +434,7 @@ def test_the_advice_of_two_findings_agrees(tmp_path: Path) -> None:
 
 
 def test_a_minority_of_sessions_lowers_the_severity(tmp_path: Path) -> None:
-    """One of four: a warning that names the session. One of two: a problem."""
+    """A fault in one of four sessions is a warning that names the session; in one of two it is a problem."""
     for others, severity in ((3, "warning"), (1, "problem")):
         run = make_run(tmp_path / str(others), {"approx_kl": 0.5}, others=others)
         found = of_rule(diagnose(run), "large_updates")
@@ -438,7 +444,7 @@ def test_a_minority_of_sessions_lowers_the_severity(tmp_path: Path) -> None:
 
 
 def test_a_solved_task_is_no_fault(tmp_path: Path) -> None:
-    """CartPole at its limit: all episodes truncated at one length, no entropy left, returns that a critic cannot explain."""
+    """CartPole at its limit: all episodes are truncated at one length, the entropy is near 0, and the critic explains nothing."""
     solved: dict[str, Values] = {
         "current_return": half(250.0, 500.0),
         "epi_len": half(250.0, 500.0),
@@ -475,7 +481,7 @@ def test_missing_and_torn_files_only_leave_rules_out(tmp_path: Path) -> None:
 
 
 def test_a_run_without_the_columns_of_episodes(tmp_path: Path) -> None:
-    """Of an earlier version or of SLM Lab: the length of an episode is frames per episode."""
+    """Runs of earlier versions or of SLM Lab lack these columns; the episode length is then computed as frames per episode."""
     run = make_run(tmp_path, {"current_return": 10_100.0}, others=0)
     table = run.paths.session_df(0)
     lines = [line.split(",") for line in table.read_text().splitlines()]
@@ -487,7 +493,7 @@ def test_a_run_without_the_columns_of_episodes(tmp_path: Path) -> None:
 
 
 def test_what_is_poor_early_may_be_usual(tmp_path: Path) -> None:
-    """Before half of env.max_frame (80,000), returns and values are not judged; the size of updates is."""
+    """Before half of env.max_frame (80,000), returns and values are not judged, but the size of updates is."""
     columns: dict[str, Values] = {"explained_variance": 0.0, "approx_kl": 0.5} | POOR
     for frames, expected in ((41_000, ["large_updates"]), (40_000, ["large_updates", "baseline", "critic"])):
         run = make_run(tmp_path / str(frames), columns, sets={"env.max_frame": frames}, others=0)
@@ -554,7 +560,7 @@ def test_a_run_without_rows_cannot_be_examined(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_command_takes_the_trial_of_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A trial needs no checkpoint if it is given; a trial that does not exist is an error of the user."""
+    """A trial given by its number needs no checkpoint; a trial that does not exist is a user error."""
     for trial, divergence in ((0, 0.01), (1, 0.5)):
         run = make_run(tmp_path, {"approx_kl": divergence}, others=2, trial=trial)
     trials = [TrialState(trial, {}, 0, "finished") for trial in (0, 1)]

@@ -1,4 +1,4 @@
-"""Engines: how the Sessions of a trial run, and how many at a time."""
+"""Tests of engines: how the Sessions of a trial run, and how many run at the same time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_which_engine_runs_a_spec(meta: dict[str, object], name: str, make_spec:
 
 
 def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
-    """In equal rows, in the events they hand on (which hold no rows), and in how the Session ended."""
+    """Engines must agree in the rows, in the emitted events (which contain no rows), and in how the Session ended."""
     tables, kinds = {}, {}
     for name in ("inline", "processes"):
         run = ENGINES[name]
@@ -73,12 +73,12 @@ def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
 def test_a_continued_session_whose_process_dies_before_it_begins_is_continued_by_the_next(
     make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a cluster, where a Session with its own net is restarted: it does not start from frame 0."""
+    """On a cluster, a Session with a separate net is restarted; the new process must continue the run and not start from frame 0."""
     before, seen = RunPaths(tmp_path, "small"), list[RunPaths | None]()
 
     def target(context: Context, task: SessionTask) -> None:
         seen.append(task.resumed)
-        if context.restart:  # the first process just ends
+        if context.restart:  # the first process ends without a message
             context.send("ready", {})
             context.receive()
             context.send("event", SessionEnded(0, "done"))
@@ -98,7 +98,7 @@ def test_a_continued_session_whose_process_dies_before_it_begins_is_continued_by
 
 
 def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It opens the run, emits events and returns how each Session ended."""
+    """An engine is a function that opens the run, emits events and returns how each Session ended."""
 
     def one_after_the_other(job: SessionsJob) -> list[SessionEnded]:
         from slm_lab.experiment.files.sink import LocalSink
@@ -139,13 +139,13 @@ def test_failures_are_those_that_failed() -> None:
 def test_sessions_at_a_time(
     cores: int, jobs: int | None, meta: dict[str, object], concurrent_sessions: int, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as this process has cores for, within the limits of its container: each with its workers, and the inference process."""
+    """The number depends on the cores within the container's limits; each Session counts with its workers and the inference process."""
     monkeypatch.setattr(plan, "cores", lambda: cores)
     assert Plan(jobs=jobs).concurrent_sessions(make_spec(meta=meta).meta) == concurrent_sessions
 
 
 def test_no_more_processes_than_that(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits of a container count, not the machine's cores."""
+    """The limits of a container count, instead of the machine's number of cores."""
     monkeypatch.setattr(plan, "cores", lambda: 2)
     running: list[int] = []
     begin = sessions.Sessions._begin
@@ -162,7 +162,7 @@ def test_no_more_processes_than_that(make_spec: MakeSpec, tmp_path: Path, monkey
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("module", ["trial", "engine", "search.search", "study.study"])
 def test_processes_that_only_start_others_import_no_torch(module: str) -> None:
-    """Sessions, and the check of the builds of a search, run in other processes; to import torch takes 2 s."""
+    """Sessions and the build check of a search run in other processes, so the parent need not spend 2 s on importing torch."""
     script = f"import sys, slm_lab.experiment.run.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
@@ -171,7 +171,7 @@ def test_processes_that_only_start_others_import_no_torch(module: str) -> None:
     ("frames", "given", "expected"), [(60_000, None, 1200), (1000, None, 20), (10**6, None, 10_000), (60_000, 5000, 5000)]
 )
 def test_a_run_has_50_rows_unless_the_spec_says_otherwise(make_spec: MakeSpec, frames: int, given: int | None, expected: int) -> None:
-    """Also a trial of a search, whose spec is complete but for that."""
+    """The default log_frequency also applies to a trial of a search, whose spec is complete except for this key."""
     body = dump_spec(make_spec(env={"max_frame": frames}))["small"]
     body["meta"] = {} if given is None else {"log_frequency": given}
     assert complete_spec(load_spec({"small": body}, "small")).meta.log_frequency == expected

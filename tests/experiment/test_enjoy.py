@@ -1,4 +1,4 @@
-"""Mode enjoy: which run and checkpoint plays, how many episodes, in which env, and what is recorded."""
+"""Tests of mode enjoy: choice of the run and the checkpoint, number of episodes, changes of the env, and recording."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.experiment.test_load import trained
 
 
 class Coin(gym.Env[Any, Any]):
-    """Episodes of one step or of `long` steps, by a coin; each step is rewarded by `reward`. It draws a bar."""
+    """Env whose episodes have one or `long` steps, chosen by a coin flip; each step has the reward `reward`. It renders a bar."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
 
@@ -54,7 +54,7 @@ class Coin(gym.Env[Any, Any]):
         return obs, self.reward + 1e-3 * float(action[0]), self.left == 0, False, {}
 
     def render(self) -> Any:
-        frame = np.zeros((73, 45, 3), np.uint8)  # odd sizes, which H.264 lacks
+        frame = np.zeros((73, 45, 3), np.uint8)  # odd sizes, which H.264 does not support
         frame[:, :40] = (255, 128, 0)
         return frame
 
@@ -67,7 +67,7 @@ PENDULUM = {"name": "Pendulum-v1", "max_t": 20, "normalize_obs": True}
 
 @pytest.fixture
 def coin(tmp_path: Path) -> RunPaths:
-    """A run in Coin."""
+    """Return a run trained in Coin."""
     return trained(tmp_path, {"name": "Coin-v0"})
 
 
@@ -90,14 +90,14 @@ def test_as_many_episodes_as_asked(num_envs: int, episodes: int | None) -> None:
 
 
 def test_short_episodes_are_not_preferred() -> None:
-    """Their mean is 25.5; of the first 36 to end, nearly all would be short."""
+    """The mean return is 25.5; nearly all of the first 36 episodes to end would be short."""
     returns = play_coin(32, 36)
     assert set(returns) == {1.0, 50.0}
     assert abs(np.mean(returns) - 25.5) < 10
 
 
 def test_episodes_that_do_not_end(coin: RunPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """They are left out; the others of the same env were played. Many episodes together may be longer than the limit for one."""
+    """Such episodes are left out, and a notice says so; the step limit applies to one episode, so many episodes together may be longer."""
     monkeypatch.setattr(evaluate, "MAX_STEPS", 60)
     assert len(play_coin(1, 10)) == 10
     monkeypatch.setattr(evaluate, "MAX_STEPS", 30)
@@ -110,7 +110,7 @@ def test_episodes_that_do_not_end(coin: RunPaths, monkeypatch: pytest.MonkeyPatc
 
 
 class Never(Coin):
-    """Its episodes do not end."""
+    """Env whose episodes do not end."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, _, truncated, info = super().step(action)
@@ -121,7 +121,7 @@ gym.register("Never-v0", entry_point=Never)
 
 
 def test_the_same_again(tmp_path: Path) -> None:
-    """The mode of the distribution is another policy than samples, and both are repeatable."""
+    """Playing the mode of the distribution differs from playing samples, and both are repeatable."""
     paths = trained(tmp_path, PENDULUM)
     first, again = (enjoy(Training(paths), EnjoyOptions(episodes=3), Plan()).returns for _ in range(2))
     mode, mode_again = (enjoy(Training(paths), EnjoyOptions(episodes=3, deterministic=True), Plan()).returns for _ in range(2))
@@ -139,7 +139,7 @@ def test_eval_deterministic_of_the_spec(tmp_path: Path) -> None:
 
 
 def test_the_env_can_be_changed(coin: RunPaths) -> None:
-    """Its length, constructor arguments and wrappers; and another env with the same spaces, whose bounds may differ."""
+    """Episode length, constructor arguments and wrappers can be changed, also the env, if its spaces are equal except for bounds."""
 
     def returns(*sets: str) -> list[float]:
         return enjoy(Training(coin), EnjoyOptions(episodes=12, deterministic=True, sets=sets), Plan()).returns
@@ -177,7 +177,7 @@ def test_what_cannot_be_changed(setting: str, named: list[str], coin: RunPaths, 
 
 
 def test_the_interval_is_within_the_possible_returns(tmp_path: Path) -> None:
-    """Of CartPole 0 to 500; unknown for another time limit."""
+    """The range of CartPole is 0 to 500; with another time limit it is unknown, and the interval is not clipped."""
     training = Training(trained(tmp_path, {"name": "CartPole-v1"}))
     played = enjoy(training, EnjoyOptions(episodes=2), Plan())
     assert "[0, 500]" in format_summary(played._replace(returns=[100.0, 400.0]))
@@ -186,7 +186,7 @@ def test_the_interval_is_within_the_possible_returns(tmp_path: Path) -> None:
 
 
 def test_the_checkpoint_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Best, last, or a numbered one; of the best Session or of another."""
+    """The checkpoint can be best, last or numbered, from the best Session or from a given one."""
     paths = trained(tmp_path, {"name": "CartPole-v1"}, max_session=2)
     for session in (0, 1):
         shutil.copy(paths.checkpoint(session, "last"), paths.model_dir / f"small_t0_s{session}_ckpt-100.pt")
@@ -211,7 +211,7 @@ def test_the_checkpoint_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_which_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`latest` is the newest run, of all specs or of the one named; a folder needs neither FILE nor NAME."""
+    """`latest` is the newest run of all specs, or of the spec named; a folder needs neither FILE nor NAME."""
     first = trained(tmp_path / "made", {"name": "CartPole-v1"}).root
     data = tmp_path / "data"
     data.mkdir()
@@ -289,7 +289,7 @@ def test_a_command_that_is_wrong(words: list[str], coin: RunPaths, capsys: pytes
 
 @pytest.mark.slow
 def test_a_video_has_a_frame_for_each_step(coin: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
-    """All episodes asked for are recorded, in one file that appears when it is whole."""
+    """All requested episodes are recorded in one file, which appears only when it is complete."""
     assert main([f"enjoy@{coin.root}", "--video", "--episodes", "4", "--deterministic"]) == 0
     output = capsys.readouterr().out
     (video,) = (coin.root / "video").iterdir()
@@ -308,7 +308,7 @@ def test_a_video_has_a_frame_for_each_step(coin: RunPaths, capsys: pytest.Captur
 
 
 def test_without_a_number_of_episodes_a_video_is_short(coin: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The episode that reaches the limit is the last one in it; all are played."""
+    """Recording ends with the episode that reaches the frame limit; all episodes are played."""
     monkeypatch.setattr(module, "VIDEO_FRAMES", 60)
     played = enjoy(Training(coin), EnjoyOptions(show="video"), Plan())
     lengths = np.array([50 if value > 10 else 1 for value in played.returns])
@@ -320,7 +320,7 @@ def test_without_a_number_of_episodes_a_video_is_short(coin: RunPaths, monkeypat
 
 
 def test_a_video_that_cannot_be_made(coin: RunPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ffmpeg, of an env that draws nothing, or where the folder cannot be made; nothing is left."""
+    """Errors without ffmpeg, for an env that does not render, or if the folder cannot be made; no file is left."""
 
     def refused(*options: str) -> str:
         assert main([f"enjoy@{coin.root}", "--video", *options]) == 2
@@ -341,7 +341,7 @@ def test_a_video_that_cannot_be_made(coin: RunPaths, capsys: pytest.CaptureFixtu
 
 
 class Blind(Coin):
-    """It draws nothing."""
+    """Env that does not render."""
 
     metadata = {"render_modes": []}
 
@@ -377,7 +377,7 @@ def test_no_window_without_a_display(coin: RunPaths, capsys: pytest.CaptureFixtu
     ("env", "size", "rate"), [({"name": "HalfCheetah-v5"}, (480, 480), 20.0), ({"name": "ALE/Pong-v5", "noop_max": 1}, (320, 420), 15.0)]
 )
 def test_videos_of_mujoco_and_atari(env: dict[str, Any], size: tuple[int, int], rate: float, tmp_path: Path) -> None:
-    """In the game's colours, and with a camera that follows the robot."""
+    """Videos are in colour, and the camera follows the robot."""
     pytest.importorskip("mujoco" if env["name"].startswith("Half") else "ale_py")
     net = {"name": "ConvNet"} if "Pong" in env["name"] else {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
     paths = trained(tmp_path, env, net=net)
@@ -393,7 +393,10 @@ def test_videos_of_mujoco_and_atari(env: dict[str, Any], size: tuple[int, int], 
 
 
 def test_the_camera_follows_the_robot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the spec chooses one; without a display MuJoCo draws off screen by the library that is installed."""
+    """The camera tracks the robot unless the spec chooses another one.
+
+    Without a display, MuJoCo renders off screen with the library that is installed.
+    """
     pytest.importorskip("mujoco")
     monkeypatch.setattr(render, "has_display", lambda: False)
     monkeypatch.setattr(sys, "platform", "linux")

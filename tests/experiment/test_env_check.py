@@ -1,4 +1,7 @@
-"""The trial step of the env before a run: nothing is written if the env returns what it must not, and nothing of the run depends on it."""
+"""Tests of the trial step of the env before a run.
+
+If the env returns an invalid value, nothing is written. The trial step must not affect the run.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def test_nothing_is_written(way: str, make_spec: MakeSpec, tmp_path: Path) -> No
     "fault", [{"obs": "another shape", "at": 0}, {"reset": "nothing", "at": 0}, {"step": "four values"}, {"fault": "step"}], ids=str
 )
 def test_build_check_and_search(fault: dict[str, Any], make_spec: MakeSpec, spec_body: SpecBody) -> None:
-    """One problem, with the place in the user's file if the env raises an error."""
+    """Each check reports one problem; if the env raises an error, the problem names the line in the user's file."""
     with pytest.raises(SpecError) as raised:
         check_builds([make_spec(env=STRANGE | fault)], Plan(), "x.json")
     (problem,) = raised.value.problems
@@ -61,7 +64,7 @@ def test_build_check_and_search(fault: dict[str, Any], make_spec: MakeSpec, spec
 
 
 def test_the_run_is_the_same_without_it(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of an env that draws from the generators of the process."""
+    """The results must not depend on the trial step, even if the env draws from the global random generators."""
     spec = make_spec(env={"name": "tests.env.toys:GlobalDraws-v0", "backend": "sync"})
     rows = Session(spec).run().rows
     monkeypatch.setattr(session_build, "check_env", lambda *arguments, **keys: None)
@@ -96,7 +99,7 @@ def test_an_error_of_close_is_no_traceback(spec_body: SpecBody, make_spec: MakeS
 def test_check_looks_at_the_arguments_of_the_constructor(
     env: dict[str, Any], near: str, spec_body: SpecBody, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without --build, in specs and studies; a module that cannot be imported is an error too."""
+    """The check needs no --build and covers specs and studies; a module that cannot be imported is an error too."""
     import json
 
     (file := tmp_path / "spec.json").write_text(json.dumps({"small": spec_body(env=env), "good": spec_body()}))

@@ -1,4 +1,4 @@
-"""The contract of executors, on each of them."""
+"""Tests of the contract that every executor must fulfil."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TestFakeExecutor(ExecutorContract):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """A Ray cluster with two cores on this machine."""
+    """Start a Ray cluster with two cores on this machine."""
     pytest.importorskip("ray")
     from slm_lab.experiment.execute.ray.connect import connect_cluster
 
@@ -49,7 +49,7 @@ def cluster() -> Iterator[None]:
 
 
 def test_an_order_to_end_requests_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Ray the order may arrive before the call of `stop`."""
+    """On Ray, the order to end may arrive before the call of `stop`."""
     pytest.importorskip("ray")
     monkeypatch.setattr(sys, "path", [*sys.path])
     from slm_lab.experiment.execute.ray.connect import pack

@@ -1,4 +1,4 @@
-"""Policies exported to ONNX and torch.export act as the agent does; policies that cannot be exported are refused."""
+"""Tests of policies exported to ONNX and torch.export: they act as the agent does, or the export is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SAC = {"name": "SoftActorCritic", "training_frequency": 4, "training_start_step"
 
 
 class Camera(Spaced):
-    """A nested observation with an image, of whole numbers and bits too; the actions of `action`."""
+    """Env with a nested observation of an image, integers, bits and numbers; its action space is named by `action`."""
 
     def __init__(self, action: str = "multi") -> None:
         spaces = gym.spaces
@@ -69,14 +69,14 @@ POLICIES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def observations(space: gym.Space[Any], count: int) -> Any:
-    """Return a batch of samples."""
+    """Return a batch of observations sampled from the space."""
     space.seed(3)
     samples = [space.sample() for _ in range(count)]
     return gym.vector.utils.concatenate(space, samples, gym.vector.utils.create_empty_array(space, count))
 
 
 def runner(path: Path, agent: LoadedAgent) -> Any:
-    """Return the function (batch of observations, hidden state) → outputs of a file."""
+    """Return a function that runs the exported file: (batch of observations, hidden state) → outputs."""
     entries = leaves(agent.acting_space)
 
     def inputs(obs: Any, state: np.ndarray | None) -> list[np.ndarray]:
@@ -113,7 +113,10 @@ QUICK = {("normalised", "onnx"), ("masked values", "onnx"), ("privileged", "onnx
     ],
 )
 def test_it_acts_as_the_agent(case: str, format: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any number of observations in the env's form gives the actions in the env's form, and the next hidden state. A trace suffices."""
+    """The file maps any number of observations, in the env's form, to actions in the env's form and the next hidden state.
+
+    A trace must suffice for the export.
+    """
     monkeypatch.setattr(export, "_export_to_onnx", never)
     env, algorithm, net = POLICIES[case]
     paths = trained(tmp_path, env, algorithm, net)
@@ -141,7 +144,7 @@ def test_it_acts_as_the_agent(case: str, format: Format, tmp_path: Path, monkeyp
 
 
 def test_a_part_that_is_a_tuple_itself(tmp_path: Path) -> None:
-    """The agent accepts the part that env.obs_keys keeps, and the whole observation."""
+    """The agent accepts either the whole observation or only the part that env.obs_keys keeps."""
     agent = load_agent(trained(tmp_path, {"name": "ExportCamera-v0", "obs_keys": ["rest"]}).root)
     whole = Camera().observation_space.sample()
     assert np.array_equal(agent.act(whole, deterministic=True)[0], agent.act(whole["rest"], deterministic=True)[0])
@@ -177,7 +180,7 @@ def test_names_and_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ids=["CartPole", "HalfCheetah"],
 )
 def test_the_same_returns_in_onnxruntime(env: dict[str, Any], algorithm: dict[str, Any], tmp_path: Path) -> None:
-    """Three episodes, cut at 100 steps: the dynamics of a robot amplify differences of rounding."""
+    """Three episodes are cut at 100 steps, because the dynamics of a robot amplify rounding differences."""
     if env["name"] == "HalfCheetah-v5":
         pytest.importorskip("mujoco")
     paths = trained(tmp_path, env, algorithm)
@@ -202,7 +205,7 @@ def test_the_same_returns_in_onnxruntime(env: dict[str, Any], algorithm: dict[st
 
 
 class Fickle(nn.Module):
-    """A net whose path depends on its numbers."""
+    """A net whose control flow depends on the values of its input."""
 
     features = 4
 
@@ -215,7 +218,7 @@ class Fickle(nn.Module):
 
 
 class Asserting(Fickle):
-    """A net with a condition on the number of observations, of which a trace cannot tell whether it matters."""
+    """A net with a condition on the number of observations; a trace cannot tell whether the condition matters."""
 
     def forward(self, obs_B: Tensor) -> Tensor:
         assert obs_B.shape[0] > 0
@@ -223,7 +226,7 @@ class Asserting(Fickle):
 
 
 class AssertingSpec(NetSpec):
-    """Names it in a spec."""
+    """Spec model of the net Asserting."""
 
     name: str
 
@@ -233,7 +236,7 @@ class AssertingSpec(NetSpec):
 
 
 class FickleSpec(NetSpec):
-    """Names it in a spec."""
+    """Spec model of the net Fickle."""
 
     name: str
 
@@ -256,7 +259,7 @@ class Sums(nn.Module):
 
 
 class SumsSpec(NetSpec):
-    """Names it in a spec."""
+    """Spec model of the net Sums."""
 
     name: str
 
@@ -266,7 +269,7 @@ class SumsSpec(NetSpec):
 
 
 def refused(paths: RunPaths, capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    """Return the message; no file is written."""
+    """Return the message of a refused export, which must not write a file."""
     before = sorted(paths.root.rglob("*"))
     assert main(["export", str(paths.root), *options]) == 2
     assert sorted(paths.root.rglob("*")) == before
@@ -297,7 +300,7 @@ def test_what_cannot_be_exported(
 
 @pytest.mark.slow
 def test_a_net_that_cannot_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.export writes it instead of the trace."""
+    """Such a net is exported by torch.export instead of by a trace."""
     paths = trained(tmp_path, {"name": "CartPole-v1"}, PPO, {"name": f"{__name__}:AssertingSpec"})
     done, _ = export_training(Training(paths))
     agent, run = load_agent(paths.root), runner(done.path, load_agent(paths.root))
@@ -312,7 +315,7 @@ def test_a_net_that_cannot_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_file_that_acts_differently_is_not_written(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older one stays as it is."""
+    """An older file at the same path stays unchanged."""
     paths = trained(tmp_path, {"name": "Pendulum-v1"})
     old = paths.checkpoint(0, "best").with_suffix(".onnx")
     old.write_text("older")
@@ -365,7 +368,7 @@ def test_a_full_disk_and_a_read_only_folder(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_the_folder_of_a_search_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not trial 0 without a word."""
+    """The command must not silently use trial 0."""
     paths = trained(tmp_path, {"name": "CartPole-v1"})
     paths.search_state.write_text("{}")
     for words in (["export", str(paths.root)], [f"enjoy@{paths.root}"]):
@@ -377,7 +380,7 @@ def test_the_folder_of_a_search_is_refused(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_without_the_packages(package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.export needs none of them."""
+    """An export to ONNX names the missing package; an export with torch.export needs none of them."""
     paths = trained(tmp_path, {"name": "CartPole-v1"})
     monkeypatch.setitem(sys.modules, package, None)
     message = refused(paths, capsys)

@@ -1,4 +1,4 @@
-"""Envs that block, that run programs and that change the folder; signals at the wrong moment; what is left after all that."""
+"""Tests of envs that block, start programs or change the working directory, of badly timed signals, and of what remains afterwards."""
 
 from __future__ import annotations
 
@@ -38,21 +38,24 @@ def simulators(folder: Path) -> list[int]:
     return [int(path.name.rpartition("_")[2]) for path in folder.glob("simulator_*")]
 
 
-# ---- what an env starts, and its close()
+# ---- processes that an env starts, and its close()
 
 
 @pytest.mark.parametrize("simulator", [pytest.param("ends", marks=pytest.mark.slow), "forgets"])
 def test_an_env_that_runs_a_simulator(simulator: str, make_spec: MakeSpec, tmp_path: Path) -> None:
-    """Two Sessions: terminate() and wait() in close() do not hang, and what is forgotten ends with its Session."""
+    """In two Sessions, terminate() and wait() in close() must not hang, and a simulator that is not ended must end with its Session."""
     env = env_of(tmp_path, simulator=simulator, num_envs=2)
     metrics = Trial(make_spec(env=env, meta={"max_session": 2}), tmp_path).run()
     assert (metrics["sessions"], metrics["status"]) == (2, "done")
-    assert len(simulators(tmp_path)) == 2 * (2 + 1)  # with that of the trial step
+    assert len(simulators(tmp_path)) == 2 * (2 + 1)  # including that of the trial step
     assert gone(*simulators(tmp_path))
 
 
 def test_an_env_whose_close_blocks(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Sessions were done before, and are ended after a time limit; one in this process is left behind with a notice."""
+    """Sessions count as done and their processes are ended after a time limit.
+
+    In this process, the blocked close() is abandoned with a notice.
+    """
     monkeypatch.setattr(sessions_module, "_CLOSE_SECONDS", 0.5)
     monkeypatch.setattr(user_code, "CLOSE_SECONDS", 0.5)
     for sessions in (1, 2):
@@ -60,7 +63,7 @@ def test_an_env_whose_close_blocks(make_spec: MakeSpec, tmp_path: Path, monkeypa
         begin = time.monotonic()
         metrics = Trial(make_spec(env=env, meta={"max_session": sessions}), tmp_path).run()
         assert (metrics["sessions"], metrics["status"], metrics["frame"]) == (sessions, "done", 1000)
-        assert time.monotonic() - begin < (15 if has_feature("forkserver") else 60)  # processes that are spawned load torch
+        assert time.monotonic() - begin < (15 if has_feature("forkserver") else 60)  # spawned processes must import torch
         if sessions == 1:
             for pid in simulators(tmp_path):
                 os.kill(pid, signal.SIGKILL)
@@ -71,7 +74,7 @@ def test_an_env_whose_close_blocks(make_spec: MakeSpec, tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 def test_what_a_killed_session_started(make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A Session that dies by SIGKILL, with the simulator of its env; the other one goes on."""
+    """If a Session is killed by SIGKILL, the simulator of its env ends too; the other Session continues."""
     env = env_of(tmp_path, simulator="ends", blocks="step", after=100, copies=1)
     trial = Trial(make_spec(env=env, meta={"max_session": 2, "log_frequency": 20}), tmp_path)
 
@@ -87,20 +90,20 @@ def test_what_a_killed_session_started(make_spec: MakeSpec, tmp_path: Path, caps
     with pytest.raises(TrialFailed, match="1 of 2 sessions failed"):
         run_while(trial, kill)
     assert "killed by SIGKILL" in capsys.readouterr().out
-    assert len(simulators(tmp_path)) == 2 * (1 + 1)  # with that of the trial step
+    assert len(simulators(tmp_path)) == 2 * (1 + 1)  # including that of the trial step
     assert gone(*simulators(tmp_path))
 
 
 @pytest.mark.slow
 def test_the_trial_is_killed(command: Callable[..., Command], spec_body: SpecBody, tmp_path: Path) -> None:
-    """Its Sessions save themselves and end, and so do the simulators that their envs forget."""
+    """The Sessions of a killed trial save their state and end, and so do the simulators that their envs leave running."""
     meta = {"max_session": 2, "log_frequency": 100, "save_interval": 3600, "eval_episodes": 1}
     run = command(spec_body(env=env_of(tmp_path, simulator="forgets", max_frame=10**9), meta=meta))
     process = run.start()
     until(run.has_rows(2), process)
     process.kill()
     run.leaves_nothing(30.0)
-    assert len(simulators(tmp_path)) == 2 * (1 + 1 + 1)  # with those of the trial step and of evaluation
+    assert len(simulators(tmp_path)) == 2 * (1 + 1 + 1)  # including those of the trial step and of evaluation
     assert gone(*simulators(tmp_path))
     for index in (0, 1):
         assert (
@@ -120,14 +123,17 @@ STALL = {"stall_notice": 0.3, "stall_limit": 3.0, "log_frequency": 20}
 def test_an_env_that_blocks_in_this_process(
     where: str, backend: str, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A notice after meta.stall_notice, an end with the cause after meta.stall_limit; with rows, checkpoint and graphs if it has begun."""
+    """A notice follows after meta.stall_notice, and the run ends with the cause after meta.stall_limit.
+
+    If the run has begun, it has rows, a checkpoint and graphs.
+    """
     alone = backend == "sync"
     stall = STALL if alone else STALL | {"stall_limit": 6.0}  # worker processes need seconds to start
-    copies = 1 if alone else 2  # the first is made in this process, for the spaces alone
+    copies = 1 if alone else 2  # the first copy is built in this process only to read the spaces
     env = env_of(tmp_path, blocks=where, after=70 * (where == "step"), backend=backend, copies=copies)
     trial = Trial(make_spec(env=env, meta=stall), tmp_path)
     phase = {"constructor": "building", "reset": "resetting", "step": "stepping"}[where]
-    if where != "step":  # before anything is written
+    if where != "step":  # the env blocks before anything is written
         with pytest.raises(UserError, match=rf"cannot be built: the env has been {phase} for 3 seconds.*meta\.stall_limit"):
             trial.run()
         assert trial.paths is None
@@ -150,7 +156,7 @@ def test_an_env_that_blocks_in_this_process(
 def test_an_env_that_blocks_in_one_of_two_sessions(
     where: str, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """That Session fails with the cause, the other one goes on."""
+    """The blocked Session fails with the cause; the other one continues."""
     trial = Trial(make_spec(env=env_of(tmp_path, blocks=where, after=70 * (where == "step")), meta={"max_session": 2, **STALL}), tmp_path)
     with pytest.raises(TrialFailed, match="1 of 2 sessions failed"):
         trial.run()
@@ -166,7 +172,7 @@ def test_an_env_that_blocks_in_one_of_two_sessions(
 def test_an_env_that_blocks_where_sessions_train_one_net(
     where: str, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All wait for all builds. The process that blocks is restarted, and the trial completes."""
+    """All Sessions wait until every env is built. The process that blocks is restarted, and the trial completes."""
     spec = make_spec(
         env=env_of(tmp_path, blocks=where, after=70 * (where == "step")),
         meta={"max_session": 2, "distributed": "shared", "max_restart": 1, **STALL},
@@ -187,7 +193,7 @@ CTRL_C: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.slow
 def test_ctrl_c_while_an_env_blocks(tmp_path: Path, spec_body: SpecBody) -> None:
-    """It ends in bounded time with the last rows, checkpoint and graphs; both kinds at once, which saves time."""
+    """The run ends in bounded time with the last rows, checkpoint and graphs. Both kinds of run are started at once to save time."""
     runs = {}
     for name, (env, meta) in CTRL_C.items():
         folder = tmp_path / name.replace(" ", "_")
@@ -227,7 +233,7 @@ def test_ctrl_c_while_an_env_blocks(tmp_path: Path, spec_body: SpecBody) -> None
 def test_a_signal_while_the_random_baseline_is_measured(
     number: signal.Signals, sessions: int, command: Callable[..., Command], spec_body: SpecBody
 ) -> None:
-    """Every Session is done by then, and metrics and graphs are written: exit code 0."""
+    """At this time every Session is done and metrics and graphs are written, so the exit code is 0."""
     env = {"name": "tests.experiment.faulty_env:Slow-v0", "num_envs": 2, "max_frame": 100, "backend": "sync"}
     run = command(spec_body(env=env, meta={"max_session": sessions, "log_frequency": 50}))
     process = run.start()
@@ -249,14 +255,14 @@ def test_a_signal_while_the_random_baseline_is_measured(
     assert [json.loads(paths.session_metrics(index).read_text())["status"] for index in range(sessions)] == ["done"] * sessions
 
 
-# ---- folders and scripts
+# ---- working directory and scripts
 
 
 @pytest.mark.parametrize("sessions", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_env_that_changes_the_folder(
     sessions: int, make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a relative data folder every file is written there, and the files are shown as they are found from there."""
+    """With a relative data folder, every file is written to it, and paths are shown relative to the original working directory."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     trial = Trial(
@@ -298,7 +304,10 @@ for name, sessions, backend in [("CartPole-v1", 1, "async"), ("Own-v0", 1, "sync
 
 @pytest.mark.slow
 def test_a_script_without_a_main_guard(command: Callable[..., Command], spec_body: SpecBody) -> None:
-    """With backend async; with an env of its own, which other processes cannot build: the message says so and names the way out."""
+    """The script runs with the async backend.
+
+    If it registers an env that other processes cannot build, the message says so and tells what to do.
+    """
     run = command(spec_body(env={"max_frame": 200, "num_envs": 2}))
     process = run.script(SCRIPT)
     output = process.communicate(timeout=150)[0]

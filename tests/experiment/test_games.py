@@ -1,4 +1,4 @@
-"""Use of what envs with several agents trained: enjoy, games against others, a person in the terminal, policies by name."""
+"""Tests of agents trained in multi-agent envs: enjoy, matches between runs, human play in the terminal, choice of policies by name."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def played(paths: RunPaths, policy: str | None = None, **options: Any) -> EnjoyR
 
 
 def test_the_score_of_a_team() -> None:
-    """Two own agents with 1 and 0, against 0: (1 + 0.5) / 2."""
+    """Own agents with returns 1 and 0 play against one with 0; the score is (1 + 0.5) / 2."""
     assert team_score(np.array([1.0, 0.0, 0.0]), np.array([True, True, False])) == 0.75
     assert team_score(np.array([-1.0, 1.0]), np.array([True, False])) == 0.0
 
 
 def test_each_agent_is_played_by_its_policy(policies: RunPaths) -> None:
-    """In a game for two with one winner the returns of a game are opposite; the texts name agents and policies."""
+    """In a two-player game with one winner, the returns of a game are opposite; the summary names agents and policies."""
     result = played(policies)
     assert result.games is not None
     assert [returns.sum() for returns in result.games.returns] == [0.0] * 4
@@ -146,9 +146,10 @@ def test_a_model_of_one_policy_names_it(policies: RunPaths, tmp_path: Path, monk
 
 
 def connect_four(net: str) -> tuple[EnvInfo, np.ndarray]:
-    """Return the info of ConnectFour for a net, and the observation of a board in the form that the net reads.
+    """Return the info of ConnectFour for a net, and the encoded observation of a board in the form that the net reads.
 
-    The player to move has stones in the lowest two cells of column 1, the opponent in the lowest of columns 2 to 4; column 1 is not valid.
+    The player to move has stones in the lowest two cells of column 1, the opponent in the lowest cells of columns 2 to 4; column 1 is not a
+    valid move.
     """
     spec = EnvSpec.model_validate({"name": "ConnectFour-v1", "max_frame": 1})
     planes = spaces.MultiBinary([6, 7, 2])
@@ -208,7 +209,7 @@ CELLS = [f"{column}{row}" for row in "123" for column in "abc"]
 
 
 def test_a_person_plays_a_game(tictactoe: RunPaths) -> None:
-    """Each cell is tried in order: taken ones are refused, until somebody wins or the board is full."""
+    """The person tries each cell in order; occupied cells are refused, until somebody wins or the board is full."""
     text = human(tictactoe, "first", "z9", "", *CELLS)
     assert "'z9' is not a move" in text
     assert "You play X." in text

@@ -1,4 +1,4 @@
-"""Analysis of a trial from its tables, as after a run, a failure or Ctrl-C."""
+"""Tests of the analysis of a trial from its tables, as it runs after training, after a failure or after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_rows(
     shift: int = 0,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> None:
-    """Row i of a Session, or of a policy, at frame 1000 i + shift; `columns` are those beside the usual."""
+    """Write row i of a Session, or of a policy, at frame 1000 i + shift; `columns` adds further columns."""
     columns = columns or {}
     names = (*COLUMNS, *columns)
     lines = [",".join(names)]
@@ -60,7 +60,7 @@ def write_rows(
 
 
 def read_figure(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Traces, without that of the random baseline, and layout of a page, whose title is in one line."""
+    """Return the traces (without that of the random baseline) and the layout of a page, with the title joined into one line."""
     text = path.read_text(encoding="utf-8")
     decoder, start = json.JSONDecoder(), text.index("[", text.index("Plotly.newPlot("))
     traces, end = decoder.raw_decode(text, start)
@@ -70,7 +70,7 @@ def read_figure(path: Path) -> tuple[list[Any], dict[str, Any]]:
 
 
 def test_the_random_baseline_is_a_line_in_figures_of_returns_if_it_is_known(paths: RunPaths, make_spec: MakeSpec, monkeypatch: Any) -> None:
-    """Also if it is measured at the end of the run; of the returns alone."""
+    """The line is drawn only in figures of returns, also if the baseline is measured at the end of the run."""
     write_rows(paths, 0, [30.0, 50.0])
     run, labels = Run(paths), Labels("small", {"train": "last 100 episodes", "eval": ""})
     returns = {0: return_curves(run.tables("train")[0])}
@@ -88,11 +88,11 @@ def test_the_random_baseline_is_a_line_in_figures_of_returns_if_it_is_known(path
 
 @pytest.mark.usefixtures("pictures")
 def test_files_and_numbers_of_a_trial(paths: RunPaths, make_spec: MakeSpec) -> None:
-    """All pages share one script."""
+    """All pages share one copy of the script plotly.min.js."""
     write_rows(paths, 0, [30.0, 50.0, 40.0, 60.0])
     write_rows(paths, 1, [40.0, 60.0, 50.0, 70.0])
     script = paths.root / "plotly.min.js"
-    script.write_bytes(b"half of i")  # of a run whose disk was full
+    script.write_bytes(b"half of i")  # left by a run whose disk was full
     metrics = analyze_trial(make_spec(), paths)
     assert metrics == json.loads(paths.trial_metrics().read_text())
     assert metrics["strength"] == 30
@@ -156,9 +156,9 @@ def test_trial_graph_shows_sessions_mean_and_band(paths: RunPaths, make_spec: Ma
 def write_shared(
     paths: RunPaths, index: int, returns: Sequence[float], lock_wait: float | str = 0.0, mode: DataMode = "train", new: float | None = None
 ) -> None:
-    """Rows of a Session that trains one net with others: row i at global frame 200 i + 50 index and after i + index / 2 seconds.
+    """Write rows of a Session that shares its net: row i at global frame 200 i + 50 index and after i + index / 2 seconds.
 
-    new: return of the new episodes of each row; None: rows of SLM Lab, without it.
+    new: return of the new episodes of each row; None: rows of SLM Lab, which lack this column.
     """
     columns = ["frame", "global_frame", "wall_t", "opt_step", "total_reward", "total_reward_ma", "grad_norm", "staleness", "lock_wait"]
     columns += [] if new is None else ["worker_reward", "epi_new", "return_new", "loss"]
@@ -172,7 +172,7 @@ def write_shared(
 
 @pytest.mark.usefixtures("pictures")
 def test_workers_of_one_net_are_one_experiment(paths: RunPaths, make_spec: MakeSpec) -> None:
-    """One curve over global frames, and one set of metrics."""
+    """The workers have one curve over global frames and one set of metrics."""
     write_shared(paths, 0, [30.0, 50.0, 70.0], lock_wait=0.25, new=60.0)
     write_shared(paths, 1, [40.0, 60.0, 80.0], new=60.0)
     spec = make_spec(meta={"distributed": "synced", "max_session": 2}, env={"max_frame": 600})
@@ -191,7 +191,7 @@ def test_workers_of_one_net_are_one_experiment(paths: RunPaths, make_spec: MakeS
     )
     worker = json.loads(paths.session_metrics(1).read_text())
     assert (worker["strength"], worker["final_return"], worker["frame"], worker["status"]) == (None, None, 300, "done")
-    metrics = analyze_trial(spec, paths, failed={1: "killed"})  # its rows count
+    metrics = analyze_trial(spec, paths, failed={1: "killed"})  # the rows of the failed worker still count
     lines = [(trace["name"], trace["y"]) for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]]
     assert ("all workers, 1 failed", [30, 40, 50, 60, 70, 80]) in lines
     assert (metrics["final_return"], metrics["sessions"], metrics["failed"]) == (80, 1, 1)
@@ -213,7 +213,7 @@ def test_shared_sessions_without_a_shared_range_or_a_return(paths: RunPaths, mak
 
 @pytest.mark.parametrize("letters", [(46, 46, 46, 46, 46), (11, 28, 51, 22), (10, 35, 55, 25, 48, 44, 20)])
 def test_the_legend_of_several_bands_names_lines_only(letters: tuple[int, ...]) -> None:
-    """And takes as many rows as long names need: the axes give way."""
+    """The legend takes as many rows as long names need, and the axes shrink accordingly."""
     curve = Curve(np.arange(1.0, 40), np.arange(39.0))
     lines = [
         Line(f"{order}{'a3c_gae_shared (1 seed)' * 3}"[:count], curve, MEAN_COLOUR, (curve.value - 1, curve.value + 1))
@@ -274,7 +274,7 @@ def test_another_trial_and_nothing_at_all(paths: RunPaths, make_spec: MakeSpec) 
 def test_failed_graph_is_a_notice(
     paths: RunPaths, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Defect 16: a graph that cannot be drawn does not fail the run."""
+    """A graph that cannot be drawn causes a notice and must not fail the run."""
 
     def fail(*_: object) -> None:
         raise ValueError("no ink")
@@ -304,7 +304,10 @@ def test_what_cannot_be_read_or_written_is_a_notice(paths: RunPaths, make_spec: 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """disk(space): from now on the disk takes so many bytes more, then what fits of a file and then nothing."""
+    """Return the function disk(space), which limits the disk to so many more bytes.
+
+    The file that exceeds the limit is written in part, and later files stay empty.
+    """
 
     def limit(space: int) -> None:
         left, write_bytes = space, Path.write_bytes
@@ -381,7 +384,7 @@ def test_picture_has_the_lines_colours_in_it(tmp_path: Path) -> None:
 
     assert count("a.png") > 300
     assert count("empty.png") == 0
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "again.png").read_bytes()  # nothing of the last figure is left
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "again.png").read_bytes()  # nothing of the previous figure remains
 
 
 @pytest.mark.parametrize("count", [1, 2, 20_000])
@@ -398,7 +401,7 @@ def test_any_title_and_length(count: int, title: str) -> None:
 def test_page_holds_what_plotly_knows(figure: Figure) -> None:
     from plotly.graph_objects import Figure as PlotlyFigure
 
-    PlotlyFigure(plotly_json(figure))  # the page is written without this check: its import takes a second
+    PlotlyFigure(plotly_json(figure))  # the check is skipped when the page is written, since its import takes a second
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1500, "1,500"), (0.25, "0.25"), (2e-5, "2e-5"), (-0.00045, "−4.5e-4")])
@@ -407,7 +410,7 @@ def test_tick_is_short(value: float, text: str) -> None:
 
 
 def test_failed_sessions_have_metrics_and_graphs(paths: RunPaths, make_spec: MakeSpec) -> None:
-    """They are drawn, and told apart; the means leave them out."""
+    """Failed Sessions are drawn with a label of their failure, and the means exclude them."""
     for index, returns in enumerate(([30.0, 50.0], [40.0, 60.0], [900.0])):
         write_rows(paths, index, returns)
     spec = make_spec(meta={"max_session": 4})
@@ -441,7 +444,7 @@ def test_failed_sessions_have_metrics_and_graphs(paths: RunPaths, make_spec: Mak
 def test_a_session_that_was_stopped(paths: RunPaths, make_spec: MakeSpec) -> None:
     write_rows(paths, 0, [30.0, 50.0])  # two of ten thousand frames
     spec, stop = make_spec(env={"max_frame": 10_000}), Stop()
-    assert analyze_trial(spec, paths, stop=stop)["status"] == "done"  # for another reason than a signal
+    assert analyze_trial(spec, paths, stop=stop)["status"] == "done"  # ended for another reason than a signal
     assert analyze_trial(spec, paths)["status"] == "stopped"
     stop.requested = True
     assert analyze_trial(spec, paths, stop=stop)["status"] == "stopped"
@@ -450,7 +453,7 @@ def test_a_session_that_was_stopped(paths: RunPaths, make_spec: MakeSpec) -> Non
 def test_everything_is_written_before_the_baseline_is_measured(
     paths: RunPaths, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the metrics and the graphs are written again; after Ctrl-C nothing is measured."""
+    """After the measurement the metrics and graphs are written again; after Ctrl-C nothing is measured."""
     spec, stop, measured = make_spec(), Stop(), 0
 
     def measure(env: Any, asked: Stop) -> float:
@@ -468,7 +471,7 @@ def test_everything_is_written_before_the_baseline_is_measured(
     assert analyze_trial(spec, paths) == {}
     write_rows(paths, 0, [""])
     analyze_trial(spec, paths, stop=stop)
-    assert measured == 0  # no return to compare with it
+    assert measured == 0  # no return to compare with the baseline
     write_rows(paths, 0, [30.0, 40.0])
     metrics = analyze_trial(spec, paths, stop=stop)
     assert (metrics["strength"], measured) == (15, 1)
@@ -478,7 +481,7 @@ def test_everything_is_written_before_the_baseline_is_measured(
     stop.requested = True
     assert analyze_trial(spec, paths, stop=stop)["strength"] is None
     assert measured == 1
-    monkeypatch.setattr(analyze, "known_baseline", lambda env: Baseline(None))  # no episode of it ends
+    monkeypatch.setattr(analyze, "known_baseline", lambda env: Baseline(None))  # no episode of the env ends
     assert analyze_trial(spec, paths)["strength"] is None
     assert measured == 1
 

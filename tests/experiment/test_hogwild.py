@@ -1,4 +1,4 @@
-"""One net that several Sessions train, each in a process of its own: whole trials, and what befalls their processes."""
+"""Tests of one net trained by several Sessions, each in a separate process: whole trials, and processes that are killed or interrupted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ with store.hold_lock("statistics"), store.updating():
 
 
 def body(mode: str = "synced", *, frames: int = 2000, **sections: Any) -> dict[str, Any]:
-    """A spec of two Sessions with `frames` each: A3C if "synced", DQN if "shared"; `sections` hold what differs."""
+    """Return the spec body of two Sessions with `frames` each, A3C for "synced" and DQN for "shared"; `sections` override single keys."""
     net = {"name": "MLPNet", "hid_layers": [16, 16], "hid_layers_activation": "tanh", "optim_spec": {"name": "GlobalAdam", "lr": 0.002}}
     a3c = {"algorithm": {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16}, "memory": {"name": "OnPolicyBatchReplay"}}
     dqn = {
@@ -78,7 +78,7 @@ def spec_of(mode: str = "synced", **sections: Any) -> Spec:
 
 
 def memfds(process: int | str = "self") -> set[int]:
-    """Inodes of the common memory that a process has open."""
+    """Return the inodes of the shared memory that a process has open."""
     found = set()
     for entry in Path(f"/proc/{process}/fd").iterdir():
         with suppress(OSError):
@@ -89,17 +89,17 @@ def memfds(process: int | str = "self") -> set[int]:
 
 
 def in_dev_shm(process: int) -> list[str]:
-    """What a process has of named shared memory, which would stay behind if all processes were killed."""
+    """Return the mappings of named shared memory of a process, which would remain if all processes were killed."""
     return [line for line in Path(f"/proc/{process}/maps").read_text().splitlines() if "/dev/shm/" in line]
 
 
 def holds_update_lock(process: int) -> bool:
-    """A process that is stopped holds the lock of meta.hogwild_lock."""
+    """Return whether a stopped process holds the lock of meta.hogwild_lock."""
     return re.search(rf"POSIX .* WRITE {process} \S+ 0 0$", Path("/proc/locks").read_text(), re.MULTILINE) is not None
 
 
 def table(paths: RunPaths, index: int) -> list[dict[str, float | None]]:
-    """A Session's rows, after a check that each is whole and that nothing in them goes back or begins anew."""
+    """Return a Session's rows, after a check that each row is complete and that no count decreases or restarts."""
     header, *lines = csv.reader(paths.session_df(index).read_text().splitlines())
     assert header.count("frame") == 1
     assert [line for line in lines if len(line) != len(header) or line == header] == []
@@ -118,7 +118,7 @@ def table(paths: RunPaths, index: int) -> list[dict[str, float | None]]:
 
 
 def check_complete(trial: Trial, sessions: Sequence[int] = (0, 1)) -> None:
-    """The tables of `sessions` run to their quota, the checkpoints too."""
+    """Check that the tables and the checkpoints of `sessions` reach their number of frames."""
     quota = trial.spec.session_frames
     for index in sessions:
         assert table(trial.paths, index)[-1]["frame"] == quota
@@ -130,7 +130,10 @@ def check_complete(trial: Trial, sessions: Sequence[int] = (0, 1)) -> None:
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
-    """The processes that a trial in this process starts, by the Session's name. None of them, and no shared memory, outlives the test."""
+    """Yield the processes that a trial in this process starts, by the Session's name.
+
+    After the test, no such process and no shared memory may be left.
+    """
     before = memfds()
     started: dict[str, int] = {}
     pids: list[int] = []
@@ -148,15 +151,15 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
 
 
 def pid_of(trial: Trial, index: int) -> int:
-    """Process of a Session that has begun; 0 where there is none."""
+    """Return the process of a Session that has begun, or 0 if there is none."""
     return session_processes(trial.paths).get(index, 0)
 
 
-# ---- deeds
+# ---- actions during a run
 
 
 def kill_at(victim: int, frames: Sequence[int], delays: Sequence[float]) -> Deed:
-    """SIGKILL Session `victim` some time after each of `frames`, whether its new process has begun by then or not."""
+    """Return a function that kills Session `victim` with SIGKILL after each of `frames` and a delay, even before its new process begins."""
 
     def deed(trial: Trial) -> None:
         killed = [0]
@@ -171,7 +174,7 @@ def kill_at(victim: int, frames: Sequence[int], delays: Sequence[float]) -> Deed
 
 
 def random_kills(seed: int, count: int, quota: int) -> list[Deed]:
-    """`count` moments drawn anew for each seed."""
+    """Return functions that kill Sessions at `count` random moments, which depend on the seed."""
     rng = random.Random(seed)
     moments = sorted((rng.randrange(2), int(rng.uniform(0.05, 0.5) * quota), rng.uniform(0, 0.3)) for _ in range(count))
     by_victim = [[moment for moment in moments if moment[0] == victim] for victim in range(2)]
@@ -212,7 +215,7 @@ def check_kills(trial: Trial, kills: int, deeds: Sequence[Deed], said: Callable[
 @pytest.mark.usefixtures("children")
 @pytest.mark.timeout(600)
 def test_killed_sessions_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Three kills at random moments in the first eighth, with and without a checkpoint to go on from."""
+    """Sessions are killed three times at random moments in the first eighth, with and without a checkpoint to continue from."""
     trial = Trial(spec_of(frames=16_000, meta={"max_restart": 3, "rigorous_eval": 1, "eval_frequency": 4000}), tmp_path)
     check_kills(trial, 3, random_kills(2, 3, 4000), lambda: capsys.readouterr().out)
 
@@ -237,7 +240,7 @@ def test_a_session_killed_before_training_begins_is_replaced(
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("lock", [False, True])
 def test_sessions_killed_at_many_moments(mode: str, seed: int, lock: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Five kills each; with a checkpoint after every update, some of them while one is written."""
+    """Sessions are killed five times; with a checkpoint after every update, some kills happen while a checkpoint is written."""
     interval = (0.0, 0.5, 3600.0)[seed % 3]
     trial = Trial(spec_of(mode, frames=10_000, meta={"max_restart": 5, "hogwild_lock": lock, "save_interval": interval}), tmp_path)
     check_kills(trial, 5, random_kills(100 + seed, 5, 10_000), lambda: capsys.readouterr().out)
@@ -247,7 +250,7 @@ def test_sessions_killed_at_many_moments(mode: str, seed: int, lock: bool, tmp_p
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="this system does not list its locks")
 @pytest.mark.slow
 def test_the_holder_of_the_lock_is_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The kernel gives the lock of a dead Session to the next: the other goes on within 10 seconds."""
+    """The kernel releases the lock of a dead process, so the other Session must continue within 10 seconds."""
     trial = Trial(spec_of(frames=6000, meta={"hogwild_lock": True}), tmp_path)
     waited = []
 
@@ -302,7 +305,7 @@ def endless(**meta: Any) -> dict[str, Any]:
 
 
 def test_the_parent_is_killed(command: Callable[..., Command]) -> None:
-    """Its Sessions save themselves and end; nothing has a name that could be left behind."""
+    """The Sessions save their state and end; no shared memory has a name that could be left behind."""
     run = command(endless())
     process = run.start()
     until(run.has_rows(2), process)
@@ -319,7 +322,7 @@ def test_the_parent_is_killed(command: Callable[..., Command]) -> None:
 
 
 def check_interrupted(run: Command, process: subprocess.Popen[str], sessions: Sequence[int]) -> None:
-    """Of `sessions`, checkpoint and table end at the same frame."""
+    """Check that the checkpoint and the table of each of `sessions` end at the same frame."""
     said = process.communicate(timeout=150)[0]
     assert process.returncode == 130, said
     assert "Traceback" not in said
@@ -361,11 +364,11 @@ def test_a_session_that_raises_is_not_replaced(command: Callable[..., Command], 
     run.leaves_nothing()
 
 
-# ---- Sessions side by side in this process
+# ---- several Sessions in this process
 
 
 def flat(session: Session) -> torch.Tensor:
-    """The global weights."""
+    """Return the global weights as one vector."""
     trainer = session.agent.algorithm.trainer
     return trainer.flat.master
 
@@ -375,13 +378,13 @@ def sharing(spec: Spec, fd: int, index: int = 0) -> Session:
 
 
 def restarted(spec: Spec, fd: int, paths: RunPaths | None = None, sink: LocalSink | None = None) -> Session:
-    """Session 0 in the process that takes over from one that died."""
+    """Return Session 0 as in the process that replaces one that died."""
     store = make_shared_arrays(spec, fd, 0, fresh=False)
     return Session(spec, 0, sink=sink, context=SessionContext(store=store, restart=1, resumed=paths))
 
 
 def test_sessions_share_weights_and_differ_in_random_numbers(fd: int) -> None:
-    """A restarted process keeps what has been learned, and its count of frames; its random numbers are its own."""
+    """A restarted process keeps the weights and the count of frames, but has different random numbers."""
     spec = spec_of(frames=400)
     made = [sharing(spec, fd, index).build() for index in (0, 1)]
     initial = flat(made[0]).clone()
@@ -401,7 +404,7 @@ def test_sessions_share_weights_and_differ_in_random_numbers(fd: int) -> None:
 
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_session_killed_after_its_last_frame(saved: bool, tmp_path: Path, fd: int) -> None:
-    """Its new process has nothing left to do, adds no row, and counts as the old one did, with a checkpoint or from the table."""
+    """The new process does nothing, adds no row, and has the counts of the old one, read from a checkpoint or from the table."""
     paths = new_run(tmp_path, "small")
     spec = spec_of(frames=400, meta={"rigorous_eval": 1, "eval_frequency": 300})
     old = sharing(spec, fd)
@@ -415,11 +418,11 @@ def test_a_session_killed_after_its_last_frame(saved: bool, tmp_path: Path, fd: 
     assert [paths.session_df(0, mode).read_bytes() for mode in modes] == tables
     assert (new.clock.epi, new.clock.t, new.clock.opt_step) == (old.clock.epi, old.clock.t, old.clock.opt_step)
     assert new.clock.t == 200
-    assert new.clock.wall_t == pytest.approx(old.clock.wall_t, abs=0.5)  # since the old one began
+    assert new.clock.wall_t == pytest.approx(old.clock.wall_t, abs=0.5)  # counted since the old process began
 
 
 def test_a_damaged_checkpoint_does_not_end_a_restarted_session(tmp_path: Path, caplog: pytest.LogCaptureFixture, fd: int) -> None:
-    """What was learned is in shared memory."""
+    """The weights and counts are in shared memory, so the Session can continue without its checkpoint."""
     paths, spec = new_run(tmp_path, "small"), spec_of(frames=400)
     sharing(spec, fd).run(LocalSink(paths))
     path = paths.checkpoint(0, "last")
@@ -433,7 +436,7 @@ def test_a_damaged_checkpoint_does_not_end_a_restarted_session(tmp_path: Path, c
 
 
 def test_a_restarted_session_reads_no_torn_line(tmp_path: Path, fd: int) -> None:
-    """The row that a killed process was writing is cut off, and made again where it is due, with the time since the first process began."""
+    """An incomplete last row is removed and written again when it is due, with the time since the first process began."""
     paths = new_run(tmp_path, "small")
     half, spec = spec_of(frames=200), spec_of(frames=400)
     killed = sharing(half, fd)
@@ -449,7 +452,7 @@ def test_a_restarted_session_reads_no_torn_line(tmp_path: Path, fd: int) -> None
 
 
 def test_a_replay_memory_outlives_its_process(tmp_path: Path) -> None:
-    """With meta.save_replay; else the new process collects its own."""
+    """The replay memory is restored with meta.save_replay; otherwise the new process starts with an empty one."""
     for kept in (True, False):
         paths = new_run(tmp_path, "small")
         fd, spec = create_shared_file(), spec_of("shared", frames=400, meta={"save_replay": kept})

@@ -1,4 +1,4 @@
-"""push and pull against a local server that speaks the calls of the Hugging Face Hub."""
+"""Tests of push and pull against a local server that implements the calls of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ constants = pytest.importorskip("huggingface_hub.constants")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model, which tests must not change."""
+    """Return the folder of a model, which tests must not change."""
     data = tmp_path_factory.mktemp("data")
     trained(data, {"name": "CartPole-v1"})
     assert main(["export", "latest", "--data-dir", str(data), "--as", "cart"]) == 0
@@ -34,14 +34,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """The server; the files and the token of this user are not those of the machine's."""
+    """Yield the server; the user's files and token are replaced by those of the test."""
     with running_hub(tmp_path, monkeypatch) as server:
         yield server
 
 
 @pytest.fixture
 def published(hub: Hub, model: Path) -> Repo:
-    """A repository with the model."""
+    """Return a repository that contains the model."""
     repo = hub.repos["me/cart"] = Repo()
     repo.files = {path.name: path.read_bytes() for path in model.iterdir()}
     return repo
@@ -52,7 +52,7 @@ def pull(data: Path, *words: str) -> int:
 
 
 def refused(data: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the message of a refused download, which leaves nothing."""
+    """Return the message of a refused download, which must not leave a file."""
     before = {*data.rglob("*"), data / "models"}
     capsys.readouterr()
     assert pull(data, *words) == 2
@@ -63,7 +63,7 @@ def refused(data: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_there_and_back(hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The model that comes back acts as the one that was uploaded. A second upload removes files that the model has no longer."""
+    """The downloaded model acts as the uploaded one. A second upload removes files that the model no longer has."""
     data = tmp_path / "data"
     shutil.copytree(model, data / "models/cart")
     (data / "models/cart/private.txt").write_text("of this machine")
@@ -100,7 +100,7 @@ def test_names_and_revisions(published: Repo, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_only_known_files_are_downloaded(hub: Hub, published: Repo, tmp_path: Path) -> None:
-    """Nothing that could be unpickled, nothing outside the folder."""
+    """Files that could be unpickled and paths outside the folder must not be downloaded."""
     published.files |= {"policy.pt2": b"x", "../../evil": b"x", "/etc/evil": b"x", "pytorch_model.bin": b"x", "sub/spec.json": b"x"}
     assert pull(tmp_path, "me/cart") == 0
     assert sorted(path.name for path in tmp_path.rglob("*")) == sorted([
@@ -111,7 +111,7 @@ def test_only_known_files_are_downloaded(hub: Hub, published: Repo, tmp_path: Pa
 
 
 class Evil:
-    """Executes code when it is unpickled."""
+    """Object that executes code when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return exec, ("raise SystemExit('executed')",)
@@ -131,7 +131,7 @@ def test_nothing_is_unpickled(published: Repo, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_spec_that_names_code(published: Repo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is imported only if the user trusts it."""
+    """Code named in a downloaded spec is imported only if the user trusts it."""
     name, body = json.loads(published.files["spec.json"]).popitem()
     body["env"]["name"] = "tests.experiment.never_imported:CartPole-v1"
     published.files["spec.json"] = json.dumps({name: body}).encode()
@@ -154,7 +154,7 @@ def test_a_spec_that_names_code(published: Repo, tmp_path: Path, capsys: pytest.
 
 
 def test_crafted_files(published: Repo, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: Path) -> None:
-    """Each is refused with the reason, without a traceback."""
+    """Each crafted file is refused with the reason, without a traceback."""
     good = dict(published.files)
     bundle = tensor_file.load(model / "model.safetensors")
 
@@ -183,7 +183,7 @@ def test_crafted_files(published: Repo, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_sizes(published: Repo, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what the Hub states, and of what arrives."""
+    """Both the size that the Hub reports and the size of the received data are limited."""
     published.sizes["model.safetensors"] = 10**12
     assert "model.safetensors has 1,000,000,000,000 bytes" in refused(tmp_path, capsys, "me/cart")
     published.sizes["model.safetensors"] = 10
@@ -192,7 +192,7 @@ def test_sizes(published: Repo, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_who_may(hub: Hub, published: Repo, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    """No token, a wrong one, one without permission; a private repository; one that does not exist."""
+    """Errors for a missing or wrong token, missing permission, a private repository, and one that does not exist."""
     words = ["--data-dir", str(model.parent.parent)]
 
     def push(repo: str) -> str:

@@ -1,4 +1,4 @@
-"""Weights that start from another run (meta.init_from)."""
+"""Tests of meta.init_from, which initialises the weights from another run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.resume.runs import NET, bundle, small, train
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
-    """A run whose weights are taken."""
+    """Return a run from which other runs take their weights."""
     return train(small("PPO", "CartPole-v1", net=NET, env={"normalize_obs": True}), tmp_path_factory.mktemp("source") / "run")[1]
 
 
 def built(where: str | Path, algorithm: str = "PPO", **sections: Any) -> Session:
-    """A Session that starts from the weights of `where`, before its first step."""
+    """Return a built Session that starts from the weights of `where`, before its first step."""
     meta = {"init_from": str(where), **sections.pop("meta", {})}
     session = Session(small(algorithm, "CartPole-v1", **{"net": NET, **sections}, meta=meta)).build()
     session.close()
@@ -46,13 +46,13 @@ def test_weights_and_statistics_of_the_best_checkpoint(source: RunPaths) -> None
     saved, own = best["normalizers"]["obs_stats"], session.learners[0].normalizers.state_dict()["obs_stats"]
     assert saved is not None
     assert str(saved) == str(own)
-    other = built(source.root, meta={"random_seed": 77})  # the seed of the net has no effect on what is taken
+    other = built(source.root, meta={"random_seed": 77})  # the seed of the net has no effect on the loaded weights
     assert all(same(session.agent.weights(), other.agent.weights()).values())
 
 
 @pytest.mark.slow
 def test_lookahead_starts_from_the_weights(source: RunPaths) -> None:
-    """Its slow weights were those of the net before it took others."""
+    """Lookahead's slow weights must be set to the loaded weights, instead of those of the newly built net."""
     lookahead = {"optim_spec": {"name": "Lookahead", "lr": 1e-9, "k": 1, "alpha": 0.5}}
     session = built(source.root, net={**NET, **lookahead})
     before, trainer = session.agent.weights(), session.agent.algorithm.trainer
@@ -68,7 +68,7 @@ def test_a_checkpoint_file(source: RunPaths) -> None:
 
 
 def test_weights_of_other_shapes_stay_as_they_are(source: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second layer of another width: the first is taken, the rest is not, and both are listed."""
+    """If the second layer has another width, the first layer is loaded, the rest is not, and both are listed."""
     taken = built(source.root, net={**NET, "hid_layers": [16, 8]})
     fresh = Session(small("PPO", "CartPole-v1", net={**NET, "hid_layers": [16, 8]})).build()
     fresh.close()
@@ -88,7 +88,7 @@ def test_nothing_that_fits(source: RunPaths) -> None:
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
-    """A run with two policies."""
+    """Return a run with two policies."""
     spec = load_spec({"run": two_policies(good=["left"], evil=["right"])}, "run")
     return train(spec, tmp_path_factory.mktemp("policies") / "run")[1]
 
@@ -102,7 +102,7 @@ def with_policies(where: str | Path, *names: str) -> Session:
 
 @pytest.mark.parametrize("file", [False, True])
 def test_each_policy_starts_from_that_with_its_name(policies: RunPaths, file: bool) -> None:
-    """Whatever the order of the policies and whichever agents they act for."""
+    """Policies are matched by name, regardless of their order and of the agents they act for."""
     session = with_policies(policies.checkpoint(0, "last") if file else policies.root, "evil", "good")
     for learner, index in zip(session.learners, (1, 0), strict=True):
         saved = bundle(policies)["policies"][index] if file else bundle(policies, index, "best")
@@ -123,7 +123,7 @@ def test_which_policy(policies: RunPaths) -> None:
 
 
 def test_every_session_of_one_net(source: RunPaths) -> None:
-    """The shared weights start from the run, too."""
+    """Weights shared by several Sessions also start from the run."""
     spec = small("PPO", "CartPole-v1", net=NET, meta={"init_from": str(source.root), "distributed": "shared", "max_session": 2})
     store = make_shared_arrays(spec, create_shared_file())
     session = Session(spec, context=SessionContext(store=store)).build()
@@ -132,7 +132,7 @@ def test_every_session_of_one_net(source: RunPaths) -> None:
 
 
 def test_a_continued_run_does_not_need_the_source(source: RunPaths, tmp_path: Path) -> None:
-    """With a checkpoint of its own a Session continues from that; without one it starts from the source again."""
+    """A Session with a checkpoint continues from it; without one it starts from the source again."""
     root = tmp_path / "copy"
     shutil.copytree(source.root, root)
     spec = small("PPO", "CartPole-v1", net=NET, meta={"init_from": str(root), "random_seed": 5})

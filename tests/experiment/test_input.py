@@ -1,4 +1,4 @@
-"""What the nets of a spec take observations for: decided by the space, `net.input`, `env.channels` and the kind of net."""
+"""Tests of how nets interpret observations, as decided by the space, `net.input`, `env.channels` and the kind of net."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.env.toys import Spaced
 
 
 class Shown(Spaced):
-    """An env whose observation is a Box."""
+    """Env whose observation is a Box."""
 
     def __init__(self, shape: list[int], low: float = 0.0, high: float = 255.0, dtype: str = "uint8") -> None:
         self.observation_space = gym.spaces.Box(low, high, tuple(shape), np.dtype(dtype).type)
@@ -110,7 +110,7 @@ def test_critics_of_another_kind_read_the_same_observation() -> None:
 
 @pytest.mark.parametrize("form", ["board", "ram", "floats_255"])
 def test_normalised_observations_are_not_divided_again(form: str) -> None:
-    """Their statistics are those of the observation as the env layer gives it, and a net does not scale them."""
+    """The statistics are those of the observation as the env layer returns it, so a net must not scale normalised observations again."""
     with built({"name": CUE, "form": form, "normalize_obs": True}, {**CONV, "normalize": True} if form == "floats_255" else MLP) as session:
         assert session.parts.env_info.observation.dtype == "float32"
         assert session.parts.env_info.observation.divisor == 1.0

@@ -1,4 +1,4 @@
-"""How a Session ends early, what it evaluates and logs: meta.max_seconds, eval_deterministic, track_info; rewards that are not finite."""
+"""Tests of meta.max_seconds, meta.eval_deterministic and meta.track_info, and of rewards that are not finite."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_max_seconds_ends_a_session_saved_and_done(
 
 
 def test_the_last_row_reaches_max_seconds(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that advances by 0.01 s each time it is read: the row of a step must not be older than the end found in that step."""
+    """The clock advances by 0.01 s at each reading; the row of the last step must not be older than the time limit found in that step."""
     for hundredths in range(50, 60):
         reads = itertools.count(1)
         monkeypatch.setattr(Clock, "wall_t", property(lambda clock, reads=reads: next(reads) / 100))
@@ -106,7 +106,7 @@ def test_evaluation_takes_the_mode_if_asked(deterministic: bool, make_spec: Make
 
 
 class Informed(Episode):
-    """An episode with the numbers of its env's info."""
+    """Episode with numbers from its env's info."""
 
     info: dict[str, float] = {}
 
@@ -176,7 +176,7 @@ def test_a_failure_in_training_names_frame_and_env(
 def test_a_reward_that_is_not_finite_fails_the_session(
     reward: float, sessions: int, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With frame and env, without a traceback; no metric is wrong."""
+    """The error names the frame and the env, without a traceback; no metric is computed from such a reward."""
     name = f"{__name__}:BadReward-v0"
     spec = make_spec(env={"name": name, "backend": "sync", "reward": reward}, meta={"max_session": sessions})
     with pytest.raises(TrialFailed) as failed:
@@ -191,7 +191,7 @@ def test_a_reward_that_is_not_finite_fails_the_session(
 
 
 def test_a_reward_that_is_not_finite_in_a_rollout_worker(make_spec: MakeSpec, tmp_path: Path) -> None:
-    """One line, as in the process of the Session."""
+    """The error is one line, as in the Session's own process."""
     env = {"name": f"{__name__}:BadReward-v0", "backend": "sync"}
     with pytest.raises(TrialFailed) as failed:
         Trial(make_spec(env=env, meta={"sampler": {"num_workers": 1, "num_envs_per_worker": 4, "async_rl": False}}), tmp_path).run()

@@ -1,4 +1,4 @@
-"""A trained agent from a run folder, without its env."""
+"""Tests of loading a trained agent from a run folder without building its env."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DQN = {"name": "DQN", "training_frequency": 4, "training_start_step": 40}
 
 
 class Toy(Spaced):
-    """Observations of a Dict space; actions of the space that `action` names."""
+    """Env with Dict observations; its action space is named by `action`."""
 
     def __init__(self, action: str = "multi") -> None:
         self.observation_space = gym.spaces.Dict(
@@ -49,7 +49,7 @@ gym.register("LoadToy-v0", entry_point=Toy, max_episode_steps=20)
 
 
 def trained(folder: Path, env: dict[str, Any], algorithm: dict[str, Any] = PPO, net: dict[str, Any] = NET, **meta: Any) -> RunPaths:
-    """A run of one Session."""
+    """Train the spec and return the paths of the run."""
     memory = (
         {"name": "Replay", "batch_size": 16, "max_size": 200}
         if algorithm["name"] in ("DQN", "SoftActorCritic")
@@ -74,7 +74,7 @@ def trained(folder: Path, env: dict[str, Any], algorithm: dict[str, Any] = PPO, 
 
 @pytest.fixture
 def no_env(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From its call on, no env can be made."""
+    """Return a function after whose call no env can be made."""
 
     def forbid(*arguments: object, **options: object) -> None:
         raise AssertionError("an env is made")
@@ -101,7 +101,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def test_a_net_that_was_trained_in_bfloat16_acts_in_float32(tmp_path: Path) -> None:
-    """With the weights of the run, as its exported file would."""
+    """The agent computes in float32 with the weights of the run, as its exported file does."""
     paths = trained(tmp_path, {"name": "CartPole-v1"}, PPO, {**NET, "dtype": "bfloat16"})
     net: Any = load_agent(paths.root).policy.net
     assert net.actor_body.matmul_mode == FLOAT32
@@ -110,7 +110,7 @@ def test_a_net_that_was_trained_in_bfloat16_acts_in_float32(tmp_path: Path) -> N
 
 
 def batch(space: gym.Space[Any], count: int) -> tuple[list[Any], Any]:
-    """Observations one by one, and as a batch."""
+    """Return observations as a list and as one batch."""
     space.seed(0)
     singles = [space.sample() for _ in range(count)]
     if isinstance(space, gym.spaces.Dict):
@@ -121,7 +121,10 @@ def batch(space: gym.Space[Any], count: int) -> tuple[list[Any], Any]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_three_lines(case: str, tmp_path: Path, no_env: Callable[[], None]) -> None:
-    """An observation or a batch of them in the env's form; actions that the env accepts; a sample, or the same action each time."""
+    """The agent accepts an observation or a batch, in the env's form.
+
+    It returns actions that the env accepts: samples, or the same action each time if deterministic.
+    """
     env, algorithm, net = CASES[case]
     paths = trained(tmp_path, env, algorithm, net)
     no_env()
@@ -138,13 +141,13 @@ def test_three_lines(case: str, tmp_path: Path, no_env: Callable[[], None]) -> N
         assert hiddens.shape == (5, hidden.shape[1])
         assert np.array_equal(agent.act(singles[0], np.zeros_like(hidden), deterministic=True)[1], hidden), "no state: an episode begins"
         assert not np.allclose(agent.act(singles[0], hidden)[1], hidden)
-    # ε-greedy with ε = 0.05 and two actions: another action in one of 40 draws
+    # ε-greedy with ε = 0.05 and two actions: one of 40 draws is the non-greedy action
     drawn = [tuple(np.ravel(agent.act(singles[0])[0])) for _ in range(1000)]
     assert len(set(drawn)) > 1, "no sample"
 
 
 def test_it_acts_as_the_session_did(tmp_path: Path, no_env: Callable[[], None]) -> None:
-    """With the statistics of the observation normaliser that belong to the weights."""
+    """The agent uses the statistics of the observation normaliser that were saved with the weights."""
     paths = trained(tmp_path, {"name": "Pendulum-v1", "normalize_obs": True})
     bundle = state.load(paths.checkpoint(0, "last"))
     no_env()
@@ -177,7 +180,7 @@ def test_the_best_session_or_the_one_asked_for(tmp_path: Path) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", ["torn", "foreign", "newer", "another net"])
 def test_a_checkpoint_that_cannot_be_used(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The others are used, and the file is named, by load_agent and by enjoy; without others, that is the error."""
+    """load_agent and enjoy use another checkpoint and name the unusable file; if there is no other, this is an error."""
     paths = trained(tmp_path, {"name": "CartPole-v1"}, max_session=2)
     broken = paths.checkpoint(0, "best")
     bundle = state.load(broken)
@@ -214,7 +217,10 @@ def test_what_is_no_run(tmp_path: Path) -> None:
 
 
 def searched(folder: Path, metrics: Sequence[float | None], confirmed: Sequence[float | None] = ()) -> RunPaths:
-    """A search whose trials have these metrics (None: failed), and nets of as many units as their numbers; the first ones confirmed."""
+    """Return a search whose trials have these metrics (None: failed).
+
+    Trial i has a net of i + 1 units; the first trials have the confirmation results `confirmed`.
+    """
     runs = [trained(folder / str(trial), {"name": "CartPole-v1"}, net={**NET, "hid_layers": [trial + 1]}) for trial in range(len(metrics))]
     paths = new_run(folder, "small")
     shutil.copy(runs[0].spec, paths.spec)
@@ -297,7 +303,7 @@ def test_a_search_none_of_whose_trials_has_ended(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_that_was_renamed(tmp_path: Path) -> None:
-    """And one whose spec's name looks different in file names."""
+    """A renamed run folder can be loaded, also if the spec's name is written differently in file names."""
     paths = trained(tmp_path, {"name": "CartPole-v1"})
     moved = paths.root.rename(tmp_path / "my agent")
     assert isinstance(load_agent(moved), LoadedAgent)

@@ -1,4 +1,4 @@
-"""Locks of run folders, seen by those who only ask."""
+"""Tests of queries whether a run folder is locked."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from slm_lab.experiment.files.lock import RunLock, in_use, mark_in_use
 
 
 def test_several_may_ask_at_once(tmp_path: Path) -> None:
-    """Two pages of `view` do not take each other for the process that trains."""
+    """Two `view` pages that query the lock at the same time must not mistake each other for the process that trains."""
     path = tmp_path / ".lock"
     RunLock(path).release()
     with path.open("rb") as other:
-        fcntl.flock(other, fcntl.LOCK_SH)  # as in_use does
+        fcntl.flock(other, fcntl.LOCK_SH)  # as in_use locks the file
         assert not in_use(path)
     lock = RunLock(path)
     assert in_use(path)

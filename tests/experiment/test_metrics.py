@@ -1,4 +1,4 @@
-"""Against numbers worked by hand from docs/equations.md."""
+"""Tests of the metrics against hand calculations with the formulas in docs/equations.md."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_curves_are_the_metric_up_to_each_row() -> None:
 
 
 def test_consistency_by_hand() -> None:
-    """Of the frames that all Sessions have; 1 for equal Sessions, None for zero strength."""
+    """Consistency uses the frames that all Sessions have; it is 1 for equal Sessions and None for zero strength."""
     common = common_strengths([strengths([10.0, 20.0]), strengths([14.0, 30.0, 1000.0]), strengths([])])
     # std (population) 2 and 5, means 12 and 25
     assert consistency(common) == pytest.approx(1 - 2 * 7 / 37)
@@ -97,7 +97,7 @@ def test_consistency_by_hand() -> None:
 
 
 def test_trial_is_the_mean_over_sessions_that_have_the_metric() -> None:
-    """The mean of counts is a count."""
+    """The mean of integer counts is an integer."""
     assert mean_metrics([{"a": 1.0, "b": None}, {"a": 3.0, "b": None}]) == {"a": 2.0, "b": None}
     assert mean_metrics([{"a": 1.0}, {"a": None}]) == {"a": 1.0}
     assert mean_metrics([]) == {}
@@ -116,7 +116,7 @@ def found(value: float | None, error: float | None = None) -> dict[str, float | 
 
 
 def test_the_current_return_of_a_trial_is_a_mean_over_sessions() -> None:
-    """Its error is that over Sessions if there are several, else that over episodes; policies of a Session are not independent."""
+    """Its error is computed over Sessions if there are several, else over episodes, since the policies of a Session are not independent."""
     several = mean_current_return({0: found(1.0, 9.0), 1: found(3.0, 9.0), 2: found(None)})
     assert several == {"current_return": 2.0, "current_return_se": pytest.approx(math.sqrt(2.0) / math.sqrt(2.0))}
     assert mean_current_return({0: found(None), 1: found(3.0, 9.0)}) == {"current_return": 3.0, "current_return_se": 9.0}

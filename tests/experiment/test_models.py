@@ -1,4 +1,4 @@
-"""Policies under a name: what is written, where a name is accepted, what is refused, and the model card."""
+"""Tests of named policies (models): the files written, the commands that accept a name, refusals, and the model card."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FILES = ["README.md", "model.safetensors", "policy.onnx", "spec.json"]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with a run of Pendulum and the model "swing" of it. Tests must not change these."""
+    """Return a data folder with a run of Pendulum and the model "swing" exported from it; tests must not change it."""
     folder = tmp_path_factory.mktemp("data")
     trained(folder, {"name": "Pendulum-v1", "normalize_obs": True, "max_frame": 1000}, PPO, NET, log_frequency=400)
     assert main(["export", "latest", "--data-dir", str(folder), "--as", "swing"]) == 0
@@ -47,7 +47,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own(data: Path, tmp_path: Path) -> Path:
-    """A data folder with a copy of the model, which a test may change."""
+    """Return a data folder with a copy of the model, which a test may change."""
     shutil.copytree(data / "models", tmp_path / "data/models")
     return tmp_path / "data"
 
@@ -57,7 +57,7 @@ def run_of(data: Path) -> RunPaths:
 
 
 def test_the_files_of_a_model(data: Path) -> None:
-    """Nothing else; the weights are those of the best checkpoint."""
+    """The folder contains only these files; the weights are those of the best checkpoint."""
     model = data / "models/swing"
     assert sorted(path.name for path in model.iterdir()) == FILES
     assert [path.name for path in model.parent.iterdir()] == ["swing"]
@@ -69,7 +69,7 @@ def test_the_files_of_a_model(data: Path) -> None:
 
 
 def test_a_name_is_accepted_like_a_folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By load_agent, enjoy@, export and meta.init_from: the name, its path below the data folder, and the path of its folder."""
+    """load_agent, enjoy@, export and meta.init_from accept the model's name, its path in the data folder, and its full path."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").symlink_to(data)
     run = load_agent(run_of(data).root)
@@ -99,7 +99,7 @@ def test_a_model_is_compared_with_a_run_by_its_keys(data: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("words", ["report swing", "compare swing", "retro_analyze swing", "doctor swing", "verify swing", "train@swing"])
 def test_a_model_has_no_rows(words: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the run that the model is from, if it is in the data folder."""
+    """The error names the run from which the model was exported, if it is in the data folder."""
     assert main([*words.split(), "--data-dir", str(data)]) == 2
     error = capsys.readouterr().err
     assert f"{data / 'models/swing'} is a model" in error
@@ -107,7 +107,7 @@ def test_a_model_has_no_rows(words: str, data: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_folder_takes_precedence_over_a_name(own: Path, tmp_path: Path) -> None:
-    """And export refuses a name under which the model would not be found."""
+    """export must refuse a name that a run folder already uses, since the model would not be found by this name."""
     run = trained(own, {"name": "CartPole-v1"})
     run.root.rename(own / "swing")
     assert find_training("swing", None, own).paths.root == own / "swing"
@@ -153,7 +153,7 @@ def test_the_lines_that_are_printed_name_the_model(data_dir: Path, own: Path, mo
 
 
 def test_replace(own: Path) -> None:
-    """The old files go, files of others stay."""
+    """The model's old files are removed; other files are kept."""
     (own / "models/swing/policy.pt2").write_text("older")
     (own / "models/swing/video").mkdir()
     (own / "models/swing/video/a.mp4").write_text("film")
@@ -165,7 +165,7 @@ def test_replace(own: Path) -> None:
 
 
 def test_a_failure_leaves_the_old_model(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each step, also while the folders are renamed."""
+    """The old model must be intact after a failure at any step, even while folders are renamed."""
     before = {path: path.read_bytes() for path in (own / "models/swing").iterdir()}
     source = find_training("swing", None, own)
     rename = Path.rename
@@ -190,7 +190,7 @@ def test_a_failure_leaves_the_old_model(own: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_folders_of_killed_processes_are_deleted(tmp_path: Path) -> None:
-    """Only old ones that no process uses."""
+    """Only old folders that no process uses are deleted."""
     killed, new = (tmp_path / f"models/.{name}.tmp" for name in ("killed", "new"))
     for folder in (killed, new):
         folder.mkdir(parents=True)
@@ -206,7 +206,7 @@ def test_folders_of_killed_processes_are_deleted(tmp_path: Path) -> None:
 def test_a_policy_that_cannot_be_exported_has_a_name(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a notice; it is an error if the format was asked for."""
+    """The model is registered without the exported file, and a notice says so; if the format was requested, this is an error."""
 
     def fail(*_: Any) -> Any:
         raise UserError("it cannot be exported")
@@ -258,7 +258,7 @@ def test_the_list(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def header_of(card: str) -> dict[str, Any]:
-    """Return the YAML header of a card."""
+    """Return the YAML header of a model card."""
     _, header, _ = card.split("---\n", 2)
     return dict(YAML(typ="safe").load(StringIO(header)))
 
@@ -293,7 +293,7 @@ def test_the_card(data: Path) -> None:
 
 
 def test_the_card_of_a_recurrent_policy(own: Path) -> None:
-    """The hidden state of a recurrent policy."""
+    """The card shows how to pass the hidden state."""
     done = register.register(find_training(trained(own, {"name": "CartPole-v1"}, PPO, RNN).root, None, own), "memory", own)
     card = (done.path.parent / "README.md").read_text()
     assert "action, state = agent.act(obs, state, deterministic=True)" in card
@@ -310,7 +310,7 @@ def test_huggingface_hub_reads_the_card(data: Path) -> None:
 
 
 def test_a_card_beside_a_file(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
-    """It is written again as long as nobody has edited it."""
+    """The card is written again unless a person has edited it."""
     given = ["export", "latest", "--data-dir", str(data), "--out", str(tmp_path / "policy.onnx")]
     assert main(given) == 0
     card = tmp_path / "policy.md"
@@ -328,7 +328,7 @@ def test_a_card_beside_a_file(data: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_no_machine_or_folder_is_named(tmp_path: Path) -> None:
-    """A model may be published: meta.run keeps versions, but no host and no command."""
+    """A model may be published, so meta.run must keep package versions but no host and no command."""
     run = trained(tmp_path, {"name": "CartPole-v1"})
     content = json.loads(run.spec.read_text())
     start = {"command": ["/home/someone/x"], "host": {"name": "secret"}, "versions": {"torch": "1"}, "spec_version": SPEC_VERSION}
@@ -363,7 +363,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def test_safetensors(tmp_path: Path) -> None:
-    """The library reads the same tensors from the file, and what we read is what was written."""
+    """The safetensors library reads the same tensors from the file, and reading the file returns the values that were written."""
     path = tmp_path / "x.safetensors"
     tensor_file.save(path, TREE)
     assert equal(tensor_file.load(path), TREE)
@@ -376,14 +376,14 @@ def test_safetensors(tmp_path: Path) -> None:
 
 
 def test_damaged_safetensors(tmp_path: Path) -> None:
-    """Every changed byte is noticed; crafted headers are refused."""
+    """Every changed byte must be detected, and crafted headers must be refused."""
     path = tmp_path / "x.safetensors"
     tensor_file.save(path, TREE)
     good = path.read_bytes()
     size = struct.unpack("<Q", good[:8])[0]
     for at in range(0, len(good), 3):
         if good[at : at + 1] == b" " and at < 8 + size:
-            continue  # space between values of JSON
+            continue  # whitespace between JSON values
         path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
         with pytest.raises(TensorFileError):
             tensor_file.load(path)
@@ -423,7 +423,7 @@ def test_paths_of_a_model(own: Path) -> None:
 def test_the_winner_of_a_search_in_one_line_each(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is played, exported, registered and loaded in one line each; the agent is that of the best trial."""
+    """The best trial of a search is played, exported, registered and loaded with one command each."""
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
     short = [word for key in ("meta.max_trial=2", "meta.max_session=1", "env.max_frame=3000") for word in ("-s", key)]

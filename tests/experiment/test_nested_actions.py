@@ -1,4 +1,4 @@
-"""Runs with nested actions of several kinds: in every engine, and what is done with the trained agent."""
+"""Tests of runs with nested actions of several kinds in every engine, and of the use of the trained agent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestPPOWithHybridActions(SpecContract):
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_the_env_takes_the_nested_action(backend: str, num_envs: int) -> None:
-    """The env itself checks each action, and that its move is valid."""
+    """The env itself checks that each action is in its space and that its move is valid."""
     env = make_env(EnvSpec(name=ENV, backend=backend, num_envs=num_envs, max_frame=100, mask=True), 0)  # type: ignore[call-arg]
     env.reset()
     for _ in range(25):
@@ -57,7 +57,7 @@ def test_a_mask_in_info_covers_the_discrete_choices(tmp_path: Path) -> None:
 
 
 class MaskInInfo(gym.Wrapper[Any, Any, Any, Any]):
-    """Moves the mask from the observation to info."""
+    """Wrapper that moves the mask from the observation to info."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -106,7 +106,7 @@ def test_every_policy_gradient_trains(name: str, net: dict[str, Any]) -> None:
     ids=["MLP", "RNN"],
 )
 def test_the_trained_agent_acts_and_its_file_too(net: dict[str, Any], algorithm: dict[str, Any], format: Format, tmp_path: Path) -> None:
-    """The file has an output for each part of the action."""
+    """The exported file has one output for each part of the action."""
     paths = trained(tmp_path, {"name": ENV, "mask": True}, algorithm, net)
     agent = load_agent(paths.root)
     agent.observation_space.seed(0)
@@ -160,7 +160,7 @@ def test_parts_of_one_kind_can_be_learned_by_algorithms_for_that_kind(kinds: str
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [False, True])
 def test_ppo_learns_hybrid_actions(mask: bool) -> None:
-    """Of 10; a random policy has 5.0, with masks 5.5. Seed 100: 8.0 and 8.1."""
+    """The maximum is 10; a random policy reaches 5.0, or 5.5 with masks. With seed 100, PPO reaches 8.0 and 8.1."""
     algorithm = {"name": "PPO", "time_horizon": 64, "minibatch_size": 64, "training_epoch": 10}
     body = {"agent": {"algorithm": algorithm}, "env": {"name": ENV, "num_envs": 8, "max_frame": 20_000, "mask": mask}}
     rows = slm_lab.Session(load_spec({"s": {**body, "meta": {"random_seed": 100}}}, "s")).run().rows

@@ -29,7 +29,7 @@ def episodes(*returns: float) -> list[Episode]:
 
 
 class Rows(list[RowValues]):
-    """Takes rows as an observer emits them."""
+    """List of the rows that an observer emits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Rows(list[RowValues]):
 
 
 def drive(clock: Clock, recorder: Observer, frames: int, num_envs: int, *returns: float) -> None:
-    """Step `num_envs` envs until `frames`; each return is that of an episode that ends in the first steps."""
+    """Step `num_envs` envs until `frames`; the first steps end one episode each, with these returns."""
     waiting = list(returns)
     while clock.frame < frames:
         clock.tick(num_envs)
@@ -58,7 +58,7 @@ def rows_of(every: int, num_envs: int, frames: int, *returns: float) -> Rows:
 
 
 def test_one_row_per_crossing_and_the_last_frame() -> None:
-    """Defect 6: the final row is missed when num_envs does not divide max_frame."""
+    """The last row must not be missing if num_envs does not divide max_frame."""
     assert [row["frame"] for row in rows_of(10, 3, 31)] == [12, 21, 30, 33]
     assert [row["frame"] for row in rows_of(10, 5, 30)] == [10, 20, 30]
     assert [row["frame"] for row in rows_of(1000, 3, 31)] == [33]
@@ -73,16 +73,16 @@ def test_total_reward_is_empty_before_the_first_episode_then_the_mean_of_the_las
 
 
 def test_current_return_is_of_the_last_20_th_or_20_episodes_but_of_none_older_than_a_fifth() -> None:
-    # an episode per frame, whose return is its frame: the last 5 % of 1,000 frames
+    # an episode per frame, whose return is its frame: mean of the last 5 % of 1,000 frames
     late = rows_of(1000, 1, 1000, *map(float, range(1, 1001)))[0]
     assert (late["current_return"], late["current_epi"]) == (np.mean(range(951, 1001)), 50)
     expected = CurrentReturn.from_training_returns(np.arange(951.0, 1001.0))
     assert late["current_return_se"] == pytest.approx(expected.error if expected else None)
-    # the last 20, of which the last 5 % has 10
+    # the last 20 episodes, since the last 5 % of frames has only 10
     assert rows_of(200, 1, 200, *map(float, range(1, 201)))[0]["current_return"] == np.mean(range(181, 201))
-    # a fifth of 50 frames has 10
+    # a fifth of 50 frames has 10 episodes
     assert rows_of(50, 1, 50, *map(float, range(1, 51)))[0]["current_return"] == np.mean(range(41, 51))
-    # of envs whose episodes end together, all that ended at a frame
+    # if episodes of several envs end at the same frame, all of them count
     window = EpisodeWindow()
     for frame in (1000, 2000):
         window.record(list(range(30)), frame)
@@ -159,7 +159,7 @@ def current(value: float | None, episodes: int = 20) -> dict[str, Any]:
 
 
 class Saved:
-    """A Checkpointer with its surroundings."""
+    """A Checkpointer with a clock, weights and a list of the bundles that it saves."""
 
     def __init__(
         self, interval: float = 3600, modes: tuple[Mode, ...] = ("train",), frequency: int | None = None, newest: bool = False
@@ -199,7 +199,7 @@ def test_checkpoints_keep_their_distance_in_time() -> None:
 
 
 def test_best_weights_are_those_of_the_highest_current_return() -> None:
-    """Of the rows of its mode in which an episode ended, as soon as there is one over 5 episodes; they are saved once."""
+    """Rows count if they are of the right mode and an episode ended; rows over 5 or more episodes take precedence. They are saved once."""
     saved = Saved()
     for value, count in ((None, 0), (50.0, 4), (1.0, 5), (60.0, 4), (3.0, 20), (2.0, 20)):
         saved.row(value, count)
@@ -225,7 +225,7 @@ def test_best_weights_are_those_of_the_highest_current_return() -> None:
 
 
 def test_an_evaluation_replaces_better_returns_in_training() -> None:
-    """With few evaluations, until the first the best weights are those of the rows of training."""
+    """If evaluations are few, the best weights are those of training rows until the first evaluation."""
     saved = Saved(modes=("train", "eval"))
     saved.row(50.0)
     saved.observer.save_best()
@@ -271,12 +271,12 @@ def test_best_weights_on_disk_are_not_replaced_by_worse_ones() -> None:
 
 @pytest.mark.parametrize(("frame", "frames"), [(20, [20, 30]), (17, [20, 30]), (30, [30])])
 def test_a_row_that_was_due_when_a_process_died_is_written_by_the_next(frame: int, frames: list[int]) -> None:
-    """The table in the file ends at frame 10; the process died at `frame`."""
+    """The table in the file ends at frame 10, and the process died at `frame`."""
     rows = Rows()
     clock = Clock()
     clock.load_state_dict({**clock.state_dict(), "frame": frame, "prev_frame": frame})
     recorder = Recorder(clock, ScheduledValues(), 10, rows)
-    recorder.means["loss"].add(100.0)  # from the checkpoint, and in the row of frame 10 too
+    recorder.means["loss"].add(100.0)  # this loss is in the checkpoint and also in the row of frame 10
     recorder.restore_row_history([{"frame": "10", "wall_t": "1.0", "epi": "1", "t": "10", "opt_step": "3", "total_reward": "7"}])
     drive(clock, recorder, 30, 1, 1.0)
     assert [row["frame"] for row in rows] == frames
@@ -303,7 +303,7 @@ def test_dev_wants_weights_that_move() -> None:
 
 
 def test_dev_lists_its_checks(caplog: pytest.LogCaptureFixture) -> None:
-    """With what each found; those after a failure are not reached."""
+    """The list shows the result of each check; checks after a failure are marked as not reached."""
 
     def marks() -> list[str]:
         return [line[2:17].strip() for line in caplog.messages[-1].splitlines()[1:]]
@@ -376,7 +376,7 @@ ROWS = ("200,3,100,1.500,12,20.5", "400,5,200,2.500,25,", "600,9,300,3.250,37,31
 
 
 def test_a_table_continues_from_its_rows() -> None:
-    """Rows that a checkpoint knows already count once; the clock's other counts never go back."""
+    """Rows that are also in the checkpoint count once, and the clock's other counts never decrease."""
     rows = [dict(zip(HEADER.split(","), row.split(","), strict=True)) for row in ROWS]
 
     fresh = RowBuilder(Clock(), ScheduledValues())
@@ -395,7 +395,7 @@ def test_a_table_continues_from_its_rows() -> None:
 
 
 def test_updates_that_are_not_finite_are_left_out_of_rows() -> None:
-    """They have changed nothing, so the means of a row are those of the others."""
+    """Such updates change no weights, so the means of a row are computed over the other updates."""
     rows, clock = Rows(), Clock()
     recorder = Recorder(clock, ScheduledValues(), 100, rows, (*COLUMNS, *SHARED_COLUMNS))
     for loss in (1.0, math.nan, 3.0, math.nan):
@@ -427,7 +427,7 @@ def test_a_policy_that_is_replaced_begins_a_new_history() -> None:
 
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_progress_is_reported_at_each_row_and_a_few_times_a_second(evaluates: bool) -> None:
-    """With meta.rigorous_eval the current return is that of the last evaluation, unknown before the first."""
+    """With meta.rigorous_eval, the current return is that of the last evaluation, and unknown before the first one."""
     clock, reports = Clock(), []
     reporter = ProgressReporter(clock, lambda *report: reports.append(report), evaluates=evaluates)
     clock.time = 1.0 + reporter.last[0]
@@ -447,7 +447,10 @@ def test_progress_is_reported_at_each_row_and_a_few_times_a_second(evaluates: bo
 
 
 def test_lengths_and_truncations_of_the_episodes_of_a_row() -> None:
-    """Mean and largest length, share truncated; empty if no episode ended; kept over a save in the middle of a row."""
+    """The columns are mean and maximum length and truncated share, empty if no episode ended.
+
+    The values are kept if the state is saved between two rows.
+    """
     rows, clock = Rows(), Clock()
     recorder = Recorder(clock, ScheduledValues(), 100, rows)
     clock.tick(50)

@@ -1,4 +1,4 @@
-"""A trial of several workers that train one net is one experiment: made-up trials, on the numbers."""
+"""Tests that several workers which train one net count as one experiment, on synthetic trials with known returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slm_lab.lib.store import SharedArrays, create_shared_file
 from tests.experiment.test_observers import ScheduledValues
 
 STEP, EPISODE, JUMP, END, ROWS = 10, 90, 50_000, 80_000, 1000
-"""In global frames: of a vector step, of an episode, where the return jumps, of the trial, and between two rows of one worker."""
+"""Numbers of global frames: per vector step, per episode, at the jump of the return, of the trial, and between two rows of a worker."""
 
 
 def return_at(frame: int) -> float:
@@ -39,13 +39,13 @@ class Worker:
             (*COLUMNS, *SHARED_COLUMNS),
             window=self.window,
         )
-        if not fresh:  # as a Session does that takes over from one that died, without a checkpoint
+        if not fresh:  # as a Session does that replaces a dead one and has no checkpoint
             self.clock.load_unshared_state({}, 1)
             self.recorder.restore_row_history([{name: str(value) for name, value in row.items()} for row in rows])
 
 
 def trial(workers: int, killed_at: int | None = None) -> dict[int, Table]:
-    """Workers step in turn; an episode ends every EPISODE global frames, in whichever worker steps then."""
+    """Return the tables of workers that step in turn; every EPISODE global frames, an episode ends in the worker that steps then."""
     fd = create_shared_file()
     rows: list[list[RowValues]] = [[] for _ in range(workers)]
     made = [Worker(fd, index, workers, rows[index]) for index in range(workers)]
@@ -66,7 +66,7 @@ def table_of(rows: list[RowValues]) -> Table:
 
 
 def expected(frame: float) -> float:
-    """Mean of the last 100 episodes of all workers up to a global frame."""
+    """Return the mean of the last 100 episodes of all workers up to a global frame."""
     ends = np.arange(EPISODE, int(frame) + 1, EPISODE)[-100:]
     return float(np.mean([return_at(int(end)) for end in ends]))
 
@@ -74,7 +74,7 @@ def expected(frame: float) -> float:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("workers", "killed_at"), [(1, None), (2, None), (4, None), (2, 40_000), (4, 50_440)])
 def test_the_global_curve_does_not_depend_on_the_number_of_workers(workers: int, killed_at: int | None) -> None:
-    """Also if a worker is killed: the window goes on without a gap, and the rows of each worker count every episode once."""
+    """This must hold also if a worker is killed: the window has no gap, and the rows of each worker count every episode once."""
     tables = trial(workers, killed_at)
     one = join_worker_tables(tables)
     assert np.array_equal(one["frame"], one["global_frame"])
@@ -118,7 +118,7 @@ def test_a_threshold_is_judged_on_ten_episodes_or_more() -> None:
 
 
 def test_rows_of_a_plain_run_count_their_new_episodes() -> None:
-    """Each once; a continued recorder counts on, with the episodes before the last row that is off the grid."""
+    """Each episode counts once; a continued recorder also counts the episodes before the last row, which is off the grid."""
     rows: list[Row] = []
     clock = Clock()
     recorder = Recorder(clock, ScheduledValues(), 10, rows.append)
@@ -139,7 +139,7 @@ def test_rows_of_a_plain_run_count_their_new_episodes() -> None:
 
 
 def test_the_wall_time_continues_after_the_rows_in_the_file() -> None:
-    """A row may have been written after the state that a run is continued from."""
+    """A row may be newer than the state from which a run is continued."""
     clock, rows = Clock(), list[Row]()
     recorder = Recorder(clock, ScheduledValues(), 10, rows.append)
     clock.begin()

@@ -1,4 +1,4 @@
-"""Each algorithm, and each net of its own kind, in each engine: it trains, or `check` says by path what cannot be combined."""
+"""Tests of each algorithm, and each kind of net, with each engine: it trains, or `check` names the paths of the keys that conflict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAINS = [pair for pair in PAIRS if pair not in REFUSED]
 
 
 def check_run(name: str, engine: str, folder: Path, cluster: str | None = None) -> None:
-    """Train a spec; each Session reaches its last frame, takes gradient steps, and its losses are finite."""
+    """Train a spec; each Session must reach its last frame, take gradient steps and have finite losses."""
     spec = spec_of(name, engine, folder)
     trial = Trial(spec, plan=Plan(data_dir=folder, cluster=cluster))
     trial.run()

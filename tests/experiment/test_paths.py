@@ -83,7 +83,7 @@ def test_runs_are_of_that_spec_alone(tmp_path: Path) -> None:
 
 
 def test_names_that_look_the_same_in_file_names(tmp_path: Path) -> None:
-    """Each of them finds its own runs, the latest too, and a folder of the other is none of its runs."""
+    """Each name finds only its own runs, including the latest one; a folder of another name is not among them."""
     made = {}
     for name in ("a_b", "a+b", "a b"):
         made[name] = new_run(tmp_path, name)

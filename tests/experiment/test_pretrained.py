@@ -1,4 +1,4 @@
-"""The pretrained agents of the package: what they reach, how they are found, and that their folder is never written."""
+"""Tests of the pretrained agents in the package: their returns, how they are found, and that their folder is never written to."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from slm_lab.experiment.plan import Plan, UserError
 
 @cache
 def lowest_scores() -> dict[str, float | None]:
-    """Return a dict from the name of a spec to the lower end of the interval of its score in docs/BENCHMARKS.md."""
+    """Return the lower end of the interval of each spec's score in docs/BENCHMARKS.md, by the spec's name."""
     return {best.run.spec.name: best.row.score.low for best in best_seeds() if best.row.score is not None}
 
 
 @pytest.fixture
 def files() -> dict[Path, bytes]:
-    """Name and content of each file of the agent that the tests use."""
+    """Return the path and the content of each file of the agent that the tests use."""
     return {path: path.read_bytes() for path in (PRETRAINED / "ppo_cartpole").rglob("*")}
 
 
@@ -47,7 +47,7 @@ def test_the_files_of_an_agent(name: str) -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", pretrained_names())
 def test_an_agent_reaches_its_return(name: str, tmp_path: Path) -> None:
-    """20 episodes; the margin is four standard errors of their mean."""
+    """The agent plays 20 episodes; the margin is four standard errors of their mean."""
     saved = load_values(PRETRAINED / name / WEIGHTS)
     played = enjoy(find_training(name, None, tmp_path), EnjoyOptions(episodes=20), Plan(data_dir=tmp_path))
     assert fmean(played.returns) >= saved["current_return"] - 4 * saved["current_return_se"] * math.sqrt(100 / 20)

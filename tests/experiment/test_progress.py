@@ -31,9 +31,9 @@ def test_plain_lines_without_a_terminal() -> None:
         progress.update(0, 250, 500.0, ROW)
         progress.update(0, 500, 500.0, ROW)  # too soon for another line
         progress.update(1, 500, 500.0, ROW)
-        progress.update(0, 1000, 500.0, ROW, seconds_left=90.0)  # the last one is never held back
+        progress.update(0, 1000, 500.0, ROW, seconds_left=90.0)  # the last row is never delayed
         progress.states[1].line_due = 0.0
-        progress.update(1, 500, 1.0, ROW, seconds_left=90.0)  # until max_seconds
+        progress.update(1, 500, 1.0, ROW, seconds_left=90.0)  # time left until max_seconds
     assert file.getvalue().splitlines() == [
         "session 0  frame 250/1,000  fps 500  return 21.5 ± 1.2  eta 0:02",
         "session 1  frame 500/1,000  fps 500  return 21.5 ± 1.2  eta 0:01",
@@ -43,7 +43,7 @@ def test_plain_lines_without_a_terminal() -> None:
 
 
 def test_a_line_within_2_seconds_without_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever log_frequency is; then one from time to time."""
+    """The first line appears within 2 s whatever log_frequency is; more lines follow at longer intervals."""
     now = 100.0
     monkeypatch.setattr(progress_module, "perf_counter", lambda: now)
     progress, file = shown(terminal=False)
@@ -73,7 +73,7 @@ def test_sessions_that_wait_are_queued() -> None:
 
 @pytest.mark.parametrize("warm_up", [0, pytest.param(3000, marks=pytest.mark.slow)])
 def test_the_speed_is_that_of_whole_updates(warm_up: int) -> None:
-    """An update that takes 100 times as long as a step: what is shown as the time left is right within a factor of 1.5."""
+    """An update takes 100 times as long as a step; the remaining time shown must be right within a factor of 1.5."""
     clock, step, rollout, frames = Clock(), 0.001, 128, 40_000
     clock.begin()
     now = clock.time = 0.0
@@ -124,7 +124,7 @@ def test_one_live_table_fits_a_terminal_of_80_columns() -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_events_are_shown(terminal: bool) -> None:
-    """A notice once however many Sessions report it; a failure with its cause, as it is."""
+    """A notice is shown once, however many Sessions report it; a failure is shown with its cause, without interpreting markup."""
     display, file = shown(terminal)
     events: list[Event] = [
         Progress(0, 250, 500.0, ROW),
@@ -145,7 +145,7 @@ def test_events_are_shown(terminal: bool) -> None:
 
 
 def test_an_output_that_is_not_utf_8() -> None:
-    """Characters that it lacks are replaced: the bar of the table, the × of the first line."""
+    """Characters that the encoding lacks are replaced, such as the bar of the table and the × of the first line."""
     raw = io.BytesIO()
     screen = Screen(io.TextIOWrapper(raw, encoding="ascii", write_through=True))
     console = Console(file=cast(IO[str], screen), force_terminal=True, width=80, highlight=False)
@@ -220,7 +220,7 @@ def test_an_estimate_has_as_many_digits_as_its_error_allows(value: float | None,
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_log_has_what_is_printed_without_a_terminal(terminal: bool, tmp_path: Path) -> None:
-    """Also the lines before the file exists, and after the display has ended; without colours and live tables."""
+    """The log includes lines from before the file exists and after the display has ended, without colours and live tables."""
     progress, file = shown(terminal)
     plain, text = shown(terminal=False)
     for display in (progress, plain):

@@ -1,4 +1,4 @@
-"""The data of the page of a run, and the page: from tables made by hand."""
+"""Tests of the report page of a run and of its data, on hand-made tables."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ HOSTILE = "</script><script>alert(1)</script><!-- é \u2028 ${x}"
 
 @pytest.fixture(autouse=True)
 def baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The random baseline is 20."""
+    """Set the random baseline to 20."""
     monkeypatch.setattr(report_data_module, "known_baseline", lambda spec: Baseline(20.0))
 
 
 def save_spec(paths: RunPaths, name: str = "small", **sections: Any) -> None:
-    """A saved spec with these sections beside the usual ones."""
+    """Save a spec with these sections, merged into the defaults."""
     body: dict[str, Any] = {
         "agent": {"name": "PPO", "algorithm": {"name": "PPO", "gamma": 0.98, "lam": 0.95}, "memory": {"name": "OnPolicyBatchReplay"}},
         "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 6000},
@@ -50,7 +50,7 @@ def save_spec(paths: RunPaths, name: str = "small", **sections: Any) -> None:
 
 
 def two_seeds(paths: RunPaths, worse: Sequence[float] = (20.0, 60.0, 80.0, 70.0, 60.0, 50.0)) -> dict[str, Any]:
-    """The data of a run of two seeds; the entropy of session 1 is gone from its second row on."""
+    """Return the data of a run of two seeds; the entropy of session 1 drops from its second row on."""
     save_spec(paths)
     current = {"current_return_se": [2] * 6, "current_epi": [20] * 6, "wall_t": [1, 2, 3, 4, 5, 6]}
     write_rows(paths, 0, [20.0, 60.0, 100.0, 200.0, 250.0, 300.0], columns={**current, "entropy_nats": [1] * 6})
@@ -105,14 +105,14 @@ def test_levels_and_falls_by_hand() -> None:
 
 
 def test_intervals_stay_within_the_possible_returns(paths: RunPaths) -> None:
-    """Student's t of 50 and 450 with one degree of freedom would be 250 ± 2541."""
+    """Without the bounds, Student's interval of 50 and 450 with one degree of freedom would be 250 ± 2541."""
     save_spec(paths)
     for index, value in enumerate((50.0, 450.0)):
         write_rows(paths, index, [value])
     rows = {row[0]: row[1:] for row in report_data(Run(paths))["metrics"]["rows"]}
     assert rows["current return"] == ["250", "0 to 500", "50", "450"]
     assert rows["final strength"][1] == "-20 to 480"  # the baseline is 20
-    write_rows(paths, 0, [501.0])  # the env has other rewards
+    write_rows(paths, 0, [501.0])  # 501 shows that the env has other rewards
     assert report_data(Run(paths))["bounds"] is None
 
 
@@ -123,7 +123,7 @@ def test_tables_panels_and_axes(paths: RunPaths) -> None:
     data = two_seeds(paths)
     assert data["tables"]["train"]["1"]["current_return"] == [20, 60, 80, 70, 60, 50]
     assert data["tables"]["train"]["0"]["strength"] == [0, 40, 80, 180, 230, 280]
-    assert data["tables"]["trial"]["0"]["frame"] == [2000, 3000, 4000, 5000, 6000]  # no strength at the first
+    assert data["tables"]["trial"]["0"]["frame"] == [2000, 3000, 4000, 5000, 6000]  # no strength in the first row
     assert data["means"] == [{"name": "mean of sessions", "indices": [0, 1]}]
     assert [axis["column"] for axis in data["axes"]] == ["frame", "opt_step", "wall_t"]
     assert {"value": 20.0, "label": "random agent"} in data["levels"]
@@ -160,7 +160,7 @@ def test_evaluation_is_the_return_where_there_is_one(paths: RunPaths) -> None:
 
 
 def test_a_recent_evaluation_of_each_seed_leads_and_the_curve_stays_that_of_training(paths: RunPaths) -> None:
-    """As in the metrics file and on the terminal: summary, ranking, sentences and metrics have the same current return."""
+    """Summary, ranking, sentences and metrics show the same current return as the metrics file and the terminal."""
     save_spec(paths, meta={"eval_episodes": 3})
     for index in (0, 1):
         current = {"current_return_se": [5] * 6, "current_epi": [20] * 6}
@@ -181,7 +181,7 @@ def test_a_recent_evaluation_of_each_seed_leads_and_the_curve_stays_that_of_trai
     assert data["sentences"][0].startswith("Session 0 ended worse than session 1: 480.0 ± 1.0 against 500.0 ± 1.0")
     assert data["metrics"]["rows"][0][:2] == ["current return", "490"]
     assert data["returns"][0]["mode"] == "train"
-    write_rows(paths, 0, [100.0, 200.0, 300.0, 400.0], "eval")  # the last one is older than a fifth of the run
+    write_rows(paths, 0, [100.0, 200.0, 300.0, 400.0], "eval")  # the last evaluation is older than a fifth of the run
     assert report_data(Run(paths))["facts"][0]["value"] == "299.50 ± 0.50"
 
 
@@ -246,7 +246,7 @@ def test_settings_that_differ_from_defaults_and_from_the_run_before(tmp_path: Pa
     folders[1].report.write_text("page")
     run = Run(folders[2])
     assert {path: (value, default) for path, value, default in changed_settings(run.spec)}["agent.algorithm.gamma"] == (0.98, 0.99)
-    assert "agent.algorithm.lam" not in [path for path, *_ in changed_settings(run.spec)]  # it is the default
+    assert "agent.algorithm.lam" not in [path for path, *_ in changed_settings(run.spec)]  # the value is the default
     data = report_data(run)
     previous = data["settings"]["previous"]
     assert (previous["name"], previous["href"]) == (folders[1].root.name, f"../{folders[1].root.name}/report.html")
@@ -334,7 +334,7 @@ def _data(path: Path) -> Mapping[str, Any]:
 def test_a_live_page_is_written_seldom_and_never_again_after_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A write of 2 s is followed by a pause of 300 s."""
+    """A write that takes 2 s is followed by a pause of 300 s."""
     now, written = 100.0, list[float]()
     monkeypatch.setattr(report_page, "perf_counter", lambda: now)
 

@@ -1,4 +1,4 @@
-"""The page of a run in a headless Chromium: what is drawn, what can be switched, and that nothing leaves the machine."""
+"""Tests of the report page of a run in headless Chromium: plots, controls, and that the page sends no network requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def report(browser: Browser, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Browser:
-    """The page of two seeds, with a notice in the log, at 1,280 pixels."""
+    """Return the browser with the page of two seeds, with a notice in the log, 1,280 pixels wide."""
     monkeypatch.setattr(report_data_module, "known_baseline", lambda spec: Baseline(20.0))
     two_seeds(paths)
     lines = "2026-01-01 10:00:00,000 begins: index 0, device cpu, frame 0\n2026-01-01 10:00:02,000 the loss was not finite\n"
@@ -70,7 +70,7 @@ def test_every_graph_is_drawn_and_nothing_leaves_the_machine(report: Browser) ->
 
 
 def test_first_screen_answers_which_seed_was_worse_and_why(report: Browser) -> None:
-    """Within 800 pixels, without scrolling."""
+    """The answer must be within the first 800 pixels, without scrolling."""
     bottom = "document.querySelector('.sentences p').getBoundingClientRect().bottom"
     assert report.run(bottom) < 800
     text = report.run("document.querySelector('.sentences').innerText")
@@ -84,7 +84,7 @@ def test_seeds_can_be_switched_and_the_mean_follows(report: Browser) -> None:
     assert ys(report, "mean")[0][-1] == 175
     report.run("document.querySelector('input[data-line=\"1\"]').click()")
     assert ys(report, "line") == [[20, 60, 100, 200, 250, 300]]
-    assert ys(report, "mean") == []  # of one seed
+    assert ys(report, "mean") == []  # one seed has no mean
     report.run("document.querySelector('input[data-line=\"1\"]').click()")
     assert len(ys(report, "mean")) == 1
 
@@ -115,7 +115,7 @@ def test_return_axis_band_and_smoothing(report: Browser) -> None:
 
 
 def test_events_stand_on_every_axis(report: Browser) -> None:
-    """The notice came after 2 s, at frame 2,000 and after 20 gradient steps."""
+    """The notice came after 2 s, at frame 2,000 and after 20 gradient steps, and is marked on each axis."""
     for axis, place in (("frame", 2000), ("wall_t", 2), ("opt_step", 20)):
         choose(report, "axis", axis)
         assert report.run(f"{TRACES}.find(one => one.meta === 'events').x") == [place]
@@ -134,7 +134,7 @@ def test_phone_and_colour_schemes(report: Browser, scheme: str) -> None:
     report.size(390)
     report.scheme(scheme)
     report.run(DRAWN)
-    # plotly resizes its graphs some time later
+    # plotly resizes its graphs with a delay
     report.wait("[...document.querySelectorAll('.main-svg')].every(one => one.getBoundingClientRect().width <= 390)")
     assert report.run("document.documentElement.scrollWidth") <= 390
     background = report.run("getComputedStyle(document.body).backgroundColor")
@@ -154,7 +154,7 @@ def test_print_has_every_graph_and_dark_ink(report: Browser) -> None:
 
 
 def test_newer_data_keep_the_choices(report: Browser, paths: RunPaths) -> None:
-    """As a server sends them. A return stays chosen when the first evaluation adds another one before it."""
+    """New data arrive as from a server; the chosen return must stay chosen when the first evaluation adds another one before it."""
     choose(report, "axis", "wall_t")
     choose(report, "return", "train total_reward")
     write_rows(paths, 0, [20.0, 60.0, 100.0, 200.0, 250.0, 300.0, 310.0], columns={"wall_t": [1, 2, 3, 4, 5, 6, 7]})

@@ -1,4 +1,4 @@
-"""The command report, and the pages of a search and of a study, from folders made by hand."""
+"""Tests of the command report, and of the pages of a search and of a study, on hand-made folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def data_of(path: Path) -> Mapping[str, Any]:
 
 
 def report(capsys: pytest.CaptureFixture[str], *words: str) -> Path:
-    """The page that the command names."""
+    """Run the command report and return the page that it names."""
     assert main(["report", *words]) == 0
     return Path(capsys.readouterr().out.strip())
 
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> RunPaths:
 
 @pytest.fixture
 def search(tmp_path: Path, spec_body: SpecBody) -> RunPaths:
-    """A search of three trials: finished, finished and confirmed, failed."""
+    """Return a search of three trials: one finished, one finished and confirmed, one failed."""
     paths = RunPaths(tmp_path / "data" / "small_2026_01_02_120000", "small")
     paths.root.mkdir(parents=True)
     paths.make_dirs()
@@ -69,7 +69,7 @@ def search(tmp_path: Path, spec_body: SpecBody) -> RunPaths:
 
 @pytest.fixture
 def study(tmp_path: Path, spec_body: SpecBody) -> StudyPaths:
-    """A study of two entries and two seeds, of which one run has ended."""
+    """Return a study of two entries and two seeds, of which one run has ended."""
     file = tmp_path / "study.json"
     entries = [{"spec": "small", "label": "A"}, {"spec": "small", "label": "B", "set": {GAMMA: 0.5}}]
     body = {"study": {"entries": entries, "random_seed": [0, 1], "baseline": "A"}}
@@ -78,7 +78,7 @@ def study(tmp_path: Path, spec_body: SpecBody) -> StudyPaths:
     paths.results.mkdir(parents=True)
     about = {"version": 1, "source": str(file), "set": [], **load_study(file, "st").plan_json}
     paths.study.write_text(json.dumps({"st": body, "$study": about}))
-    file.unlink()  # the folder has what the page needs
+    file.unlink()  # the page must need only the folder
     name = "A_CartPole-v1_seed0_12345678"
     run = RunPaths(paths.runs / name / "small_2026_01_03_120001", "small")
     run.root.mkdir(parents=True)
@@ -123,7 +123,7 @@ def test_page_of_a_search_ranks_its_trials(search: RunPaths, capsys: pytest.Capt
     assert data["facts"][0] == {"label": "trials", "value": "3", "note": "2 finished, 1 failed"}
     (ranking,) = data["tables_of"]
     assert ranking["columns"][1:7] == ["trial", "status", "current_return", "with new seeds", "gamma", "optim_spec.lr"]
-    assert [row[1]["text"] for row in ranking["rows"]] == ["trial 1", "trial 0", "trial 2"]  # the confirmed one first
+    assert [row[1]["text"] for row in ranking["rows"]] == ["trial 1", "trial 0", "trial 2"]  # the confirmed trial comes first
     assert [row[1]["href"] for row in ranking["rows"]] == ["small_t1_report.html", None, None]
     assert ranking["rows"][2][-1] == "ValueError: <b>bad</b>"
     kinds = [figure["plot"]["data"][0]["type"] for figure in data["figures"]]

@@ -1,4 +1,7 @@
-"""retro_analyze rebuilds metrics, graphs and results from files alone: of finished, killed and failed runs, and of SLM Lab's runs."""
+"""Tests of retro_analyze, which rebuilds metrics, graphs and results from files alone.
+
+The runs are finished, killed or failed, or were made by SLM Lab.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ MakeSpec = Callable[..., Spec]
 
 
 def outputs(paths: RunPaths) -> dict[str, Any]:
-    """Content of all metrics files and pictures of a run; pages only by name, since their element ids are random."""
+    """Return the content of all metrics files and pictures of a run; pages only by name, since their element ids are random."""
     files = [path for path in paths.root.rglob("*") if path.suffix in (".png", ".html") or "metrics" in path.name]
     return {path.name: b"" if path.suffix == ".html" else path.read_bytes() for path in files}
 
@@ -89,7 +92,7 @@ def test_a_failed_run(make_spec: MakeSpec, tmp_path: Path) -> None:
     assert load_run(folder).metrics["failures"] == {"0": "ValueError: the disk is on fire (at frame 600 of CartPole-v1)"}
     with paths.session_df(0).open() as file:
         *_, last = csv.DictReader(file)
-    with paths.session_df(0).open("a") as file:  # it was resumed, and then killed
+    with paths.session_df(0).open("a") as file:  # the run was resumed and then killed
         csv.writer(file, lineterminator="\n").writerow({**last, "frame": "750"}.values())
     retro_analyze(folder)
     assert load_run(folder).status == "stopped"
@@ -101,7 +104,7 @@ def test_a_failed_run(make_spec: MakeSpec, tmp_path: Path) -> None:
 
 
 def test_a_killed_run(command: Callable[..., Command], spec_body: Callable[..., Any]) -> None:
-    """SIGKILL while two Sessions train: no metrics, no graphs, perhaps a torn line."""
+    """The run is killed by SIGKILL while two Sessions train, so it has no metrics and no graphs, and its last line may be incomplete."""
     made = command(spec_body(env={"max_frame": 100_000_000}, meta={"max_session": 2}))
     process = made.start()
     until(made.has_rows(2), process)
@@ -130,7 +133,7 @@ def finished(make_spec: MakeSpec, folder: Path, **meta: Any) -> RunPaths:
 def test_a_torn_line_and_a_missing_table(make_spec: MakeSpec, tmp_path: Path) -> None:
     paths = finished(make_spec, tmp_path, max_session=2)
     text = paths.session_df(0).read_bytes()
-    paths.session_df(0).write_bytes(text[:-5])  # within the last line, which ends the training
+    paths.session_df(0).write_bytes(text[:-5])  # within the last line, which is at the last frame
     retro_analyze(paths.root)
     run = load_run(paths.root)
     assert run.sessions == {0: "stopped", 1: "done"}
@@ -149,7 +152,7 @@ def test_a_torn_line_and_a_missing_table(make_spec: MakeSpec, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_run_that_still_trains_is_not_disturbed(make_spec: MakeSpec, tmp_path: Path) -> None:
-    """Its tables stay as they are, and the run's own results replace the intermediate ones."""
+    """The tables of a running run are not changed, and its final results replace the intermediate ones."""
     shown = []
 
     def analyze_meanwhile(trial: Trial) -> None:
@@ -166,7 +169,7 @@ def test_a_run_that_still_trains_is_not_disturbed(make_spec: MakeSpec, tmp_path:
 
 
 def test_a_spec_of_another_version(make_spec: MakeSpec, tmp_path: Path) -> None:
-    """The analysis needs env and meta alone, and of meta little."""
+    """The analysis reads only env and meta of the spec, and only few keys of meta."""
     paths = finished(make_spec, tmp_path)
     body = json.loads(paths.spec.read_text())
     body["small"]["agent"] = {"algorithm": {"name": "not_installed:New", "keys": 3}, "net": {"type": "Hyper"}}
@@ -247,7 +250,7 @@ def test_what_is_no_run(words: Sequence[str], tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_full_disk_is_an_error(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old results stay whole, and nobody takes them for new ones."""
+    """Old results stay complete, and the error prevents that they are mistaken for new ones."""
     paths = finished(make_spec, tmp_path)
     retro_analyze(paths.root)
     old = outputs(paths)
@@ -274,7 +277,7 @@ V5_COLUMNS = ("total_reward", "total_reward_ma", "loss", "fps", "frame", "wall_t
 
 
 def slm_lab_run(folder: Path, env: str, version: int = 5, sessions: int = 2, **meta: Any) -> list[list[float]]:
-    """Write the files of a run of SLM Lab, with the columns and the keys that its versions 4 and 5 write; return the returns."""
+    """Write the files of a run of SLM Lab, with the columns and keys of its version 4 or 5, and return the returns."""
     folder.mkdir()
     name = "ppo_x"
     for inside in ("graph", "info", "log", "model"):
@@ -319,7 +322,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_run_of_slm_lab(version: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metrics by our definitions and graphs, under our names in a folder inside theirs; none of their files changes."""
+    """Metrics by our definitions, and graphs, are written under our names to a subfolder; the files of SLM Lab stay unchanged."""
     monkeypatch.setattr(analyze, "known_baseline", lambda spec: Baseline({"CartPole-v1": 20.0}[spec.name]))
     folder = tmp_path / "ppo_x_2023_01_31_120000"
     slm_lab_run(folder, "CartPole-v1", version)
@@ -355,7 +358,7 @@ def test_a_run_of_slm_lab(version: int, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_slm_lab_runs_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Old ids; evaluation; stopped early; columns that are missing; several envs."""
+    """Old env ids, evaluation, a run that stopped early, missing columns, and several envs."""
     atari = tmp_path / "atari"
     slm_lab_run(atari, "PongNoFrameskip-v4", 4, sessions=1, rigorous_eval=4)
     (info,) = (atari / "info").glob("*_eval.csv")
@@ -370,7 +373,7 @@ def test_slm_lab_runs_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[
     slm_lab_run(other, "RoboschoolHopper-v1", 4, sessions=1, distributed="synced")
     (train,) = (other / "info").glob("*_train.csv")
     lines = train.read_text().splitlines()
-    train.write_text("\n".join([lines[0].replace("opt_step", "updates"), *lines[1:-1], lines[-1][:-4]]))  # torn
+    train.write_text("\n".join([lines[0].replace("opt_step", "updates"), *lines[1:-1], lines[-1][:-4]]))  # the last row is cut off
     _, out, err = answer(capsys, other)
     run = load_run(other / "retro_analyze")
     assert (run.metrics["status"], run.metrics["strength"], run.metrics["frame"]) == ("stopped", None, 3000)

@@ -1,4 +1,4 @@
-"""Reading run folders and their tables."""
+"""Tests of reading run folders and their tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("columns", [2, 2_000])
 def test_last_complete_row_of_a_table(tmp_path: Path, columns: int) -> None:
-    """Also if header and rows are longer than the part of the file that is read at first."""
+    """The row is found also if header and rows are longer than the part of the file that is read first."""
     names = ["frame", *(f"column_{i}" for i in range(1, columns))]
     rows = [",".join([str(frame), *["0.123456"] * (columns - 2), ""]) for frame in (10, 20)]
     path = write(tmp_path / "a.csv", "\n".join([",".join(names), *rows, "30,0.1"]))
@@ -43,7 +43,7 @@ def test_columns_and_empty_cells(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_is_never_read(tmp_path: Path) -> None:
-    """Not even where it looks complete: of 2000 a killed writer may have written 20."""
+    """A last line without a line end is not read even if it looks complete: a killed writer may have written 20 of 2000."""
     cut = read_table(write(tmp_path / "a.csv", "frame,total_reward\n10,1\n20,2\n3"))
     assert cut["frame"].tolist() == [10, 20]
     whole = "frame,total_reward\n10,1\n20,2\n30,345\n"
@@ -116,7 +116,7 @@ def test_a_run_as_data_frames(tmp_path: Path) -> None:
 
 def test_status_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     paths = make_run(tmp_path)
-    paths.trial_metrics().write_text('{"strength": 1.0}')  # of a version that did not write a status
+    paths.trial_metrics().write_text('{"strength": 1.0}')  # written by a version without the key status
     assert (load_run(tmp_path).status, load_run(tmp_path).metrics) == ("done", {"strength": 1.0})
     paths.trial_metrics().write_text('{"status": "stopped"}')
     paths.session_metrics(0).write_text('{"status": "done"}')

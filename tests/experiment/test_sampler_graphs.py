@@ -1,4 +1,4 @@
-"""Analysis of runs with rollout workers and a learner, from files made by hand."""
+"""Tests of the analysis of runs with rollout workers and a learner, on hand-made files."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ TURNS = [
     ("worker 0", "rollout", 51.5, 52.5),
     ("learner", "train", 52.5, 53.0),
 ]
-"""As in a synchronous run."""
+"""Spans of processes, as in a synchronous run: (process, kind, begin, end)."""
 
 
 def settled(spec: Spec, sessions: int = 1, **sampler: Any) -> Spec:
-    """The spec with a sampler, without what a sampler asks of the rest of a spec."""
+    """Return the spec with a sampler, without the changes that a sampler requires in the rest of the spec."""
     return spec.with_meta(sampler=SamplerSpec(**sampler), max_session=sessions)
 
 
@@ -58,12 +58,12 @@ def table(rows: int, **columns: Sequence[float]) -> dict[str, np.ndarray]:
 
 
 def test_bottleneck_by_hand() -> None:
-    """Over the last two of four rows: what the first ones say is the start."""
+    """The shares are means over the last two of four rows; the first rows belong to the start and are left out."""
     one = table(4, rollout=[0, 0, 0.5, 0.7], inference=[1, 1, 0.1, 0.3], learner=[1, 1, 0.4, np.nan])
     name, busy = bottleneck([one]) or ("", {})
     assert name == "rollout"
     assert busy == pytest.approx({"rollout": 0.6, "inference": 0.2, "learner": 0.4})
-    other = table(3, rollout=[0, 0.2, 0.2], inference=[0, 0, 0], learner=[0, 0.9, 1.0])  # of three rows two
+    other = table(3, rollout=[0, 0.2, 0.2], inference=[0, 0, 0], learner=[0, 0.9, 1.0])  # the last two of three rows
     name, busy = bottleneck([one, other]) or ("", {})
     assert name == "learner"
     assert busy == pytest.approx({"rollout": 0.4, "inference": 0.1, "learner": 0.675})
@@ -146,7 +146,7 @@ def test_timeline_of_a_session(paths: RunPaths, make_spec: MakeSpec, sampler: di
     assert layout["xaxis"]["range"] == [0, 3]
     assert layout["yaxis"]["ticktext"] == ["learner", "worker 0", "worker 1"]
     learner, first, second = layout["yaxis"]["tickvals"]
-    assert learner - first > first - second  # the learner stands apart
+    assert learner - first > first - second  # the learner is set apart from the workers
     by_name = {trace["name"]: trace for trace in traces}
     assert list(by_name) == ["waiting", "collecting a rollout", "training"]
     assert by_name["training"]["base"] == [1, 2.5]
@@ -202,7 +202,7 @@ def test_file_that_cannot_be_read_is_a_notice(paths: RunPaths, make_spec: MakeSp
 @pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 def test_a_curve_for_each_policy(paths: RunPaths, make_spec: MakeSpec) -> None:
-    """Table 2 s + p is policy p of Session s."""
+    """Table 2 s + p belongs to policy p of Session s."""
     for index, returns in enumerate(([10.0, 20.0], [30.0, 50.0], [20.0, 40.0], [50.0, 50.0])):
         write_rows(paths, index, returns, columns={"lag_mean": [1, 2]})
     metrics = analyze_trial(settled(make_spec(), 2, num_policies=2), paths)

@@ -1,4 +1,4 @@
-"""meta.save_replay, and replay memories that must fit the machine together."""
+"""Tests of meta.save_replay, and of the check that all replay memories together fit into the machine's memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def off_policy(spec_body: SpecBody, agent: dict[str, Any] = DQN, memory: dict[st
 
 
 def saved(spec: Spec, folder: Path) -> tuple[Session, dict[str, Any]]:
-    """A Session that has run, and its last checkpoint."""
+    """Run a Session, and return it with its last checkpoint."""
     paths = new_run(folder, spec.name)
     session = Session(spec)
     session.run(LocalSink(paths))
@@ -42,7 +42,7 @@ def saved(spec: Spec, folder: Path) -> tuple[Session, dict[str, Any]]:
 
 
 def resumed(spec: Spec, bundle: dict[str, Any]) -> Session:
-    """A new Session that continues from a checkpoint."""
+    """Return a new Session that continues from a checkpoint."""
     session = Session(spec, sink=MemorySink()).build()
     load_session_state(session, bundle)
     session.begin()
@@ -51,7 +51,7 @@ def resumed(spec: Spec, bundle: dict[str, Any]) -> Session:
 
 
 def step(session: Session) -> None:
-    """One step of acting, without training."""
+    """Act for one step without training."""
     experience = next(iter(session.source or ()))
     session.agent.observe(*experience.transition)
 
@@ -116,7 +116,7 @@ def test_memories_of_sessions_that_run_at_once_must_fit(
 
 
 def test_sessions_that_train_one_net_share_the_frames(spec_body: SpecBody, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check reserves what each of them will: a memory for its share, and all of them at once."""
+    """The check reserves the memory that all Sessions need at once: a replay memory each, sized for the Session's share of the frames."""
     spec = off_policy(spec_body, DQN, {"max_size": 10**6}, max_session=4, random_seed=1, distributed="shared")
     spec = spec.model_copy(update={"env": spec.env.model_copy(update={"max_frame": 10**6})})
     alone = Session(spec).build()

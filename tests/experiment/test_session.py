@@ -32,7 +32,7 @@ MakeSpec = Callable[..., Spec]
 
 
 class StopAt(Stop):
-    """Requested once the Session has so many frames."""
+    """Stop that is requested once the Session has reached the frame."""
 
     def __init__(self, frame: int) -> None:
         self.frame, self.number = frame, None
@@ -44,7 +44,7 @@ class StopAt(Stop):
 
 
 def stopped_at(frame: int, spec: Spec) -> Session:
-    """A Session that is stopped at a frame."""
+    """Return a Session that will be stopped at a frame."""
     stop = StopAt(frame)
     stop.session = Session(spec, context=SessionContext(stop))
     return stop.session
@@ -66,7 +66,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def test_it_ends_at_the_first_step_at_or_past_its_frames(make_spec: MakeSpec) -> None:
-    """And leaves torch's number of threads as it was, while it computes on one."""
+    """The Session computes on one thread, and restores torch's number of threads when it ends."""
     with threads(2):
         session = Session(make_spec(env={"num_envs": 3}, meta={"log_frequency": 400})).build()
         assert torch.get_num_threads() == 1
@@ -85,7 +85,7 @@ def test_alone_it_collects_all_frames_of_a_distributed_spec(make_spec: MakeSpec)
 
 
 def test_equal_seeds_give_equal_bytes_and_another_session_others(make_spec: MakeSpec, paths: RunPaths) -> None:
-    """Evaluation takes part, and leaves the training as it is."""
+    """One of the equal runs has evaluation, which must not change the training."""
     sinks = [LocalSink(paths, trial) for trial in range(3)]
     eval_meta = {"rigorous_eval": 2, "eval_frequency": 100}
     for sink, meta, index in zip(sinks, ({}, eval_meta, {}), (0, 0, 1), strict=True):
@@ -116,7 +116,7 @@ def test_files_of_a_session(make_spec: MakeSpec, paths: RunPaths) -> None:
 
 
 def test_a_stop_saves_first_and_then_writes_the_last_row(make_spec: MakeSpec, paths: RunPaths) -> None:
-    """A continued run must not see a row off the grid, nor the weights of it as the best ones."""
+    """A continued run must not see a row that is off the grid, nor take the weights of this row as the best ones."""
     session = stopped_at(500, make_spec(meta={"log_frequency": 300}, env={"max_frame": 10**9}))
     assert session.run(LocalSink(paths)).interrupted
     table = rows(paths.session_df(0))
@@ -142,7 +142,7 @@ def test_dev_fails_where_nothing_is_learned(make_spec: MakeSpec) -> None:
 
 
 def test_what_a_check_of_the_build_reports(make_spec: MakeSpec) -> None:
-    """Parameters, memory, and a time that whole trials take; within 3 s, also where training would begin late."""
+    """The line has parameters, memory and the time of a whole trial; it takes at most 3 s, even if training would begin late."""
     (line,) = check_builds([make_spec(env={"max_frame": 10**6}, meta={"max_session": 3})], Plan(jobs=2), "x.json")
     found = re.fullmatch(
         r"observation: vector of 4 numbers, MLPNet; ([\d,]+) parameters, rollouts (.*), "
@@ -157,7 +157,7 @@ def test_what_a_check_of_the_build_reports(make_spec: MakeSpec) -> None:
 
 
 def test_the_estimated_time_of_a_limited_and_of_a_short_spec(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slm_lab.experiment.run.build_report._MAX_SECONDS", 30.0)  # a machine with much else to do
+    monkeypatch.setattr("slm_lab.experiment.run.build_report._MAX_SECONDS", 30.0)  # allows for a busy machine
     limited = make_spec(env={"max_frame": 10**9}, meta={"max_session": 3, "max_seconds": 60, "rigorous_eval": 1})
     short = load_spec({"agent": {"algorithm": {"name": "DQN"}}, "env": {"name": "tests.experiment.faulty_env:Slow-v0", "max_frame": 10**5}})
     first, second = check_builds([limited, short], Plan(jobs=2), "x.json")
@@ -167,7 +167,7 @@ def test_the_estimated_time_of_a_limited_and_of_a_short_spec(make_spec: MakeSpec
 
 
 def test_what_the_user_can_correct(make_spec: MakeSpec) -> None:
-    """A device that is absent; the problems of several specs at once."""
+    """User errors: a device that does not exist, and the problems of several specs, all at once."""
     with pytest.raises(UserError, match="cuda device"):
         Session(make_spec(), plan=Plan(device="cuda:99")).build()
     wrong = make_spec(env={"name": "Pendulum-v1", "gravitas": 1}).model_copy(update={"name": "pendulum"})
@@ -178,7 +178,7 @@ def test_what_the_user_can_correct(make_spec: MakeSpec) -> None:
 
 
 def test_the_default_seed_is_0_and_a_session_runs_twice(make_spec: MakeSpec) -> None:
-    """The second run of a Session, and that of another one with its seed, equal the first."""
+    """A second run of a Session, and a run of another Session with the same seed, must equal the first one."""
     session = Session(make_spec(env={"max_frame": 300})).build()
     assert type(session.spec.meta)().random_seed == 0
     rewards = [[row["total_reward"] for row in session.run().rows]]
@@ -188,7 +188,7 @@ def test_the_default_seed_is_0_and_a_session_runs_twice(make_spec: MakeSpec) -> 
 
 
 def test_a_stopped_evaluation_has_no_returns(make_spec: MakeSpec) -> None:
-    """The episodes that finish first are the shortest: their mean would be no estimate."""
+    """The episodes that end first are the shortest, so their mean would be a biased estimate."""
     session = Session(make_spec(meta={"rigorous_eval": 3}, env={"max_frame": 100})).build()
     session.train()
     assert len(session.learners[0].evaluate()) == 3
@@ -207,7 +207,7 @@ def test_a_session_closes_its_env(make_spec: MakeSpec, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_changes_no_weight(value: float, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
-    """Also where one Session trains alone: that step is skipped with one notice, and the others learn."""
+    """Also in a Session with a separate net, such a step is skipped with one notice, and the other steps still learn."""
     session = Session(make_spec()).build()
     trainer = session.agent.algorithm.policy_trainer
     step, weights, skipped = trainer.step, [session.agent.weights()], []
@@ -269,13 +269,13 @@ def family_spec(name: str, seed: int) -> Spec:
 
 
 OF_THE_OTHER = ("/spec", "/source/env/episodes")
-"""Parts of a bundle that belong to the Session that saves it, which has another seed and envs of its own."""
+"""Parts of a bundle that depend on the Session that saves it, which has another seed and separate envs."""
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_saved_state_is_loaded_whole(name: str, paths: RunPaths) -> None:
-    """By a fresh Session of another seed; what it saves then equals what it loaded."""
+    """A new Session with another seed loads the state; the state that it saves then must equal the loaded one."""
     with closing(LocalSink(paths)) as sink:
         Session(family_spec(name, 1)).run(sink)
     bundle = state.load(paths.checkpoint(0, "last"))
@@ -293,7 +293,7 @@ def test_a_saved_state_is_loaded_whole(name: str, paths: RunPaths) -> None:
 
 
 def test_the_best_weights_on_disk_may_be_newer(make_spec: MakeSpec, paths: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
-    """Their value is taken from the header alone; if it cannot be read, that is a notice, and the value of the state counts."""
+    """Only the header of the file is read; if it is unreadable, a notice says so and the value in the state is used."""
     spec, best = make_spec(), paths.checkpoint(0, "best")
     assert isinstance(best, Path)
     with closing(LocalSink(paths)) as sink:
@@ -327,7 +327,10 @@ IMAGES: dict[str, Any] = {
 
 @pytest.mark.slow
 def test_convolutions_learn_in_several_threads_and_equal_numbers_give_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Acting takes one thread; meta.threads wins over the cores, and with --jobs others may need these."""
+    """Acting uses one thread, and learning one per core; meta.threads overrides this.
+
+    With --jobs, learning uses one thread, as other runs may need the cores.
+    """
     monkeypatch.setattr("slm_lab.experiment.session.build.cores", lambda: 2)
     monkeypatch.setattr("slm_lab.agent.build.MAX_THREADS", 8)
     weights, numbers = [], set()

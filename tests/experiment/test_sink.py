@@ -1,4 +1,4 @@
-"""Rows and state on disk, and what a killed process leaves of them."""
+"""Tests of rows and state on disk, also after the process that wrote them was killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def test_rows_have_their_columns_in_order_and_one_format(paths: RunPaths) -> None:
-    """They are on disk at once; a later process appends without a second header."""
+    """Rows are on disk immediately; a later process appends rows without a second header."""
     sink = LocalSink(paths)
     row = dict.fromkeys(COLUMNS) | {"frame": 1000, "wall_t": 1.23456, "fps": 999.96, "total_reward": 1 / 3, "loss": 1e-9}
     sink(Row(0, "train", row))
@@ -55,7 +55,7 @@ def test_a_table_that_an_older_version_began_keeps_its_columns(paths: RunPaths) 
 
 @pytest.mark.parametrize("torn", ["800,1", "800,12,400,4.000,50,40.0", "8"])
 def test_a_torn_line_is_cut_off(torn: str, paths: RunPaths) -> None:
-    """Also one that lacks nothing but its end: it may be a number cut short. The next row stands on a line of its own."""
+    """A line that lacks only its line end is removed too, since its last number may be cut off. The next row starts a new line."""
     path, sink = paths.session_df(0), LocalSink(paths)
     path.write_text("\n".join([HEADER, *ROWS, torn]))
     assert [row["frame"] for row in sink.read_rows(0, "train")] == ["200", "400", "600"]
@@ -78,7 +78,7 @@ def test_a_table_without_a_whole_row(text: str, paths: RunPaths) -> None:
 
 
 def test_other_events_are_handed_on_and_memory_keeps_rows_alone(paths: RunPaths) -> None:
-    """A sink of files keeps no row in memory."""
+    """A sink that writes to files must not keep rows in memory; a memory sink keeps only rows."""
     seen: list[Event] = []
     row, events = Row(0, "train", {"frame": 1}), [Notice("it rains"), CheckpointWritten(0, 1)]
     local, memory = LocalSink(paths, forward=seen.append), MemorySink()
@@ -93,7 +93,10 @@ def test_other_events_are_handed_on_and_memory_keeps_rows_alone(paths: RunPaths)
 
 
 def test_the_state_before_the_last_is_kept(paths: RunPaths) -> None:
-    """As another name of the same file: if it is of another frame, exact and small; the last checkpoint is never absent."""
+    """The previous state is kept as a hard link if its frame differs and if it is exact and small.
+
+    The last checkpoint must never be absent.
+    """
 
     def saved(frame: int, lost: tuple[str, ...] = ()) -> list[int]:
         sink.save(0, "last", {"version": state.VERSION, "frames": [frame], "lost": list(lost), "tables": {}})

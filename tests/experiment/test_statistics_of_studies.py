@@ -1,4 +1,4 @@
-"""Intervals cover as often as they say; medians count what never happened."""
+"""Tests of the statistics of studies: coverage of intervals, and medians that include seeds which never reach the threshold."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 DRAWS: dict[str, tuple[Draw, float]] = {
     "normal": (lambda rng, n: rng.normal(3.0, 2.0, n), 3.0),
     "uniform": (lambda rng, n: rng.uniform(0.0, 1.0, n), 0.5),
-    # most seeds near the largest return, a few far below, as CartPole's
+    # most seeds near the largest return, a few far below, as in CartPole
     "skewed": (lambda rng, n: 500.0 * rng.beta(4.0, 1.0, n), 400.0),
 }
 
 
 def covers(one: Estimate | Median | None, value: float) -> bool:
-    """Whether an estimate's interval holds a value; it must have one."""
+    """Return whether an estimate's interval, which must exist, contains a value."""
     assert one.low is not None
     assert one.high is not None
     return one.low <= value <= one.high
@@ -59,11 +59,11 @@ def test_coverage_of_the_mean(name: str, count: int) -> None:
     rng, covered = np.random.default_rng(0), 0
     for _ in range(2000):
         covered += covers(estimate_mean(draw(rng, count).tolist()), mean)
-    assert (0.89 if name == "skewed" else 0.93) <= covered / 2000 <= 0.97  # four skewed values: 0.906
+    assert (0.89 if name == "skewed" else 0.93) <= covered / 2000 <= 0.97  # the coverage with four skewed values is 0.906
 
 
 def test_an_interval_without_a_rare_failure_misses_the_mean() -> None:
-    """One seed of 16 stays at -500 on average: in 36 % of studies none does. docs/study.md states the figure."""
+    """One seed of 16, on average, stays at -500, and 36 % of studies have no such seed. docs/study.md states the figure."""
     rng, covered = np.random.default_rng(4), 0
     for _ in range(2000):
         covered += covers(estimate_mean(np.where(rng.random(16) < 1 / 16, -500.0, rng.normal(-80.0, 3.0, 16)).tolist()), -80.0 - 420.0 / 16)
@@ -89,7 +89,7 @@ def test_a_paired_difference_is_that_of_the_pairs() -> None:
 
 
 def test_welch_by_hand() -> None:
-    """Means 3 and 7, variances 2.5 / 5 and 10 / 4: 4.19 degrees of freedom, for which t is 2.7265 (SciPy)."""
+    """Means 3 and 7 and variances 2.5 / 5 and 10 / 4 give 4.19 degrees of freedom, for which t is 2.7265 (SciPy)."""
     one = estimate_difference([1.0, 2.0, 3.0, 4.0, 5.0], [3.0, 6.0, 9.0, 10.0])
     parts = 2.5 / 5 + 10.0 / 4
     freedom = parts**2 / ((2.5 / 5) ** 2 / 4 + (10.0 / 4) ** 2 / 3)
@@ -130,7 +130,7 @@ def test_the_p_value_of_a_study_is_of_the_test_of_its_difference(paired: bool, t
 
 
 def result_of(file: Path, run: StudyRun) -> ResultRun:
-    """Return a made-up result of a run, which is written to `file`."""
+    """Write a made-up result of a run to `file` and return it."""
     keys = {"entry": run.entry, "env": run.env, "random_seed": run.random_seed, "digest": run.digest, "settings": dict(run.settings)}
     write_made_up(file, keys)
     return ResultRun(file)
@@ -173,7 +173,7 @@ def test_columns_of_differences_are_left_out_without_results_of_the_baseline(tmp
 
 
 def test_the_texts_that_all_studies_share_can_be_left_out(tmp_path: Path) -> None:
-    """Of seeds with evaluations, the evaluations are compared with `solve`, of others the table rows."""
+    """`solve` is compared with the evaluations of seeds that have them, and with the table rows of other seeds."""
     for metric, rule in {
         "evaluation": "the mean return of at least one evaluation reaches 100.",
         "total_reward": "the column total_reward reaches 100 in at least one table row.",
@@ -204,7 +204,7 @@ def reached(*points: float | None) -> Median:
 
 
 def test_medians_of_upper_limits_are_upper_limits() -> None:
-    """If the first evaluation is above already, the point may be anything up to it: the interval begins at 0."""
+    """If the first evaluation is already above the threshold, its point is only an upper limit, and the interval begins at 0."""
     early, late = ReachedPoint(10.0, at_most=True), ReachedPoint(30.0)
     assert median_point([early, early, late]) == (10.0, None, None, True)
     assert median_point([early, late, late]) == (30.0, None, None, False)
@@ -213,7 +213,7 @@ def test_medians_of_upper_limits_are_upper_limits() -> None:
 
 
 def test_a_threshold_is_reached_between_two_evaluations() -> None:
-    """180 at frame 100 and 240 at frame 200: 195 after a quarter of the way."""
+    """Between 180 at frame 100 and 240 at frame 200, the value 195 is reached after a quarter of the way."""
     one = Curve(np.array([100.0, 200.0, 300.0]), np.array([180.0, 240.0, 100.0]))
     assert first_reached(one, 195.0, between=True) == (125.0, False)
     assert first_reached(one, 195.0, between=False) == (200.0, False)
@@ -248,7 +248,7 @@ def test_thinned_tables_keep_their_end_and_every_episode(count: int) -> None:
 
 
 def test_evaluations_of_workers_are_those_of_their_one_net() -> None:
-    """In order of global frames, each as it is: not a mean with an earlier evaluation by another worker."""
+    """Evaluations are ordered by global frame and used unchanged, not averaged with an earlier evaluation by another worker."""
     workers = [
         {"frame": np.array([10.0, 20.0]), "global_frame": np.array([15.0, 35.0]), "total_reward": np.array([1.0, 5.0])},
         {"frame": np.array([10.0, 20.0]), "global_frame": np.array([25.0, 45.0]), "total_reward": np.array([3.0, 9.0])},

@@ -1,4 +1,7 @@
-"""Checkpoints at a URL: written whole or not at all, found again, and never taken for absent when the store does not answer."""
+"""Tests of checkpoints at a URL.
+
+A checkpoint is written completely or not at all, it is found again, and it is never reported as absent when the store does not respond.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ BUNDLE: dict[str, Any] = {"version": state.VERSION, "weights": torch.arange(100_
 
 
 class _Limited:
-    """A file that takes so many bytes."""
+    """File that accepts only `room` bytes."""
 
     def __init__(self, file: Any, room: int) -> None:
         self.file, self.room = file, room
@@ -54,7 +57,7 @@ class _Limited:
 
 
 class Faulty(LocalFileSystem):  # type: ignore[misc]
-    """Local files that can fail as those of a store do."""
+    """Local file system that can fail as a remote store does."""
 
     protocol = "faulty"
     room: int | None = None
@@ -83,7 +86,7 @@ class Faulty(LocalFileSystem):  # type: ignore[misc]
 
 @pytest.fixture
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoredPath]:
-    """A checkpoint in a store that can fail, which is there already."""
+    """Yield a saved checkpoint in a store that can fail."""
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     path = StoredPath(f"faulty://{tmp_path}/store") / "a_ckpt-last.pt"
     state.save(path, BUNDLE)
@@ -123,7 +126,7 @@ def test_a_bundle_that_cannot_be_written_leaves_the_old_one(
 
 
 def test_a_store_that_does_not_answer_has_no_absent_files(faulty: StoredPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fsspec's own `exists` says False then, and a Session would begin anew."""
+    """fsspec's `exists` returns False in this case, and a Session would start again from frame 0."""
     monkeypatch.setattr(Faulty, "error", RuntimeError("timeout"))
     with pytest.raises(OSError, match="timeout"):
         faulty.exists()
@@ -152,7 +155,7 @@ def test_unknown_protocols_are_told_with_the_nearest() -> None:
 
 @pytest.fixture
 def stored_run(make_spec: Callable[..., Spec], tmp_path: Path) -> RunPaths:
-    """A run of 1000 frames, as one whose checkpoints were written to a URL."""
+    """Return a run of 1000 frames whose checkpoints are at a URL."""
     trial = Trial(make_spec(), plan=Plan(data_dir=tmp_path / "data"))
     trial.run()
     shutil.move(trial.paths.model_dir, tmp_path / "store")

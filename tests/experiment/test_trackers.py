@@ -1,4 +1,7 @@
-"""Trackers (meta.track): what they receive, and that none can stop or change a run. Most tests use a stand-in for a tracker's library."""
+"""Tests of trackers (meta.track): the data they receive, and that no tracker can stop or change a run.
+
+Most tests use a stand-in for a tracker's library.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,10 @@ def log(values, step):
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """fake(code): the package wandb in tracker processes; its calls are recorded unless `code` replaces a function."""
+    """Return the function fake(code), which installs a stand-in for the package wandb in tracker processes.
+
+    Its calls are recorded unless `code` replaces a function.
+    """
     (folder := tmp_path / "libraries").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
@@ -81,13 +87,13 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 @pytest.fixture
 def calls(tmp_path: Path) -> Callable[[], list[list[Any]]]:
-    """calls(): the calls of the stand-in, in order."""
+    """Return the function calls(), which returns the calls of the stand-in in order."""
     return lambda: [json.loads(line) for line in (tmp_path / "libraries" / "calls.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
 def saved(paths: RunPaths, make_spec: MakeSpec) -> RunPaths:
-    """A run folder with its spec."""
+    """Return a run folder that contains its spec."""
     text = json.dumps(dump_spec(make_spec()))
     for file in (paths.spec, paths.trial_spec()):
         file.write_text(text)
@@ -127,7 +133,7 @@ def test_rows_spec_and_metrics(saved: RunPaths, fake: Fake, calls: Callable[[], 
 
 
 def test_final_metrics_have_the_return_of_a_recent_evaluation(saved: RunPaths) -> None:
-    """As the metrics files; the others are those of training rows."""
+    """The current return is that of the evaluation, as in the metrics files; the other metrics are those of training rows."""
     saved.session_df(0).write_text("frame,total_reward,current_return\n500,10,20\n1000,11,21\n")
     saved.session_df(0, "eval").write_text("frame,total_reward,current_return,current_return_se\n800,70,70,2\n")
     found = summary(saved)
@@ -138,7 +144,7 @@ def test_final_metrics_have_the_return_of_a_recent_evaluation(saved: RunPaths) -
 
 @pytest.mark.slow
 def test_a_continued_run_continues_its_tracker_run(saved: RunPaths, fake: Fake, calls: Callable[[], list[Any]]) -> None:
-    """Rows after the checkpoint, which the continued run writes again, are not tracked again."""
+    """Rows after the checkpoint, which the continued run writes again, must not be tracked twice."""
     track(saved, "wandb")
     track(saved, "wandb", frames=(500, 750))
     assert [call[1]["id"] for call in calls() if call[0] == "init"] == [None, "abc"]
@@ -176,7 +182,10 @@ def test_a_tracker_that_fails_is_one_notice(code: str, reason: str, saved: RunPa
 
 @pytest.mark.slow
 def test_a_tracker_that_blocks(saved: RunPaths, fake: Fake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the run trains it is switched off; at the end the run waits for it for a limited time. Both end its process."""
+    """During training a blocked tracker is switched off; at the end, the run waits for it only for a limited time.
+
+    In both cases its process is ended.
+    """
     monkeypatch.setattr(trackers, "_HANG_SECONDS", 0.3)
     monkeypatch.setattr(trackers, "END_SECONDS", 1.0)
     fake("import time\ndef log(values, step): time.sleep(1000)")
@@ -195,7 +204,7 @@ def test_a_tracker_that_blocks(saved: RunPaths, fake: Fake, caplog: pytest.LogCa
 
 @pytest.mark.parametrize(("code", "tries"), [(errno.EAGAIN, 3), (errno.EACCES, 3), (errno.ENOLCK, 1)])
 def test_waits_only_for_a_lock_that_is_taken(code: int, tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system without locks reports another error, at the first attempt."""
+    """A file system without locks reports another error, which must end the wait after the first attempt."""
     errors = [OSError(code, os.strerror(code))] * 2
 
     def lockf(*_: object) -> None:
@@ -212,7 +221,7 @@ def test_waits_only_for_a_lock_that_is_taken(code: int, tries: int, monkeypatch:
 
 @pytest.mark.slow
 def test_many_rows_before_the_process_has_started(saved: RunPaths, fake: Fake, calls: Callable[[], list[Any]]) -> None:
-    """More than a pipe holds: none is lost, and the Session does not wait for the tracker."""
+    """The rows exceed the capacity of a pipe: none may be lost, and the Session must not wait for the tracker."""
     fake("import time\ntime.sleep(0.5)")
     track(saved, "wandb", frames=tuple(range(1, 1001)))
     assert [call[1] for call in calls() if call[0] == "log"] == list(range(1, 1001))
@@ -246,7 +255,7 @@ def test_a_run_is_the_same_with_and_without(
 
 @pytest.mark.slow
 def test_workers_of_one_net(make_spec: MakeSpec, tmp_path: Path, fake: Fake, calls: Callable[[], list[Any]], no_baseline: None) -> None:
-    """Each is a run of its own, in one group; steps are global frames."""
+    """Each worker is a separate tracker run in the same group; steps are global frames."""
     spec = make_spec(meta={"track": ["wandb"], "distributed": "synced", "max_session": 2})
     paths = Trial(spec, data_dir=tmp_path / "data").run().paths
     inits = [call[1] for call in calls() if call[0] == "init"]
@@ -262,7 +271,7 @@ def test_workers_of_one_net(make_spec: MakeSpec, tmp_path: Path, fake: Fake, cal
 
 @pytest.mark.slow
 def test_rows_of_another_node(saved: RunPaths, fake: Fake, calls: Callable[[], list[Any]]) -> None:
-    """On a cluster the process that writes the tables has the trackers; a restarted Session continues its run."""
+    """On a cluster, the process that writes the tables runs the trackers; a restarted Session continues its tracker run."""
     server = SinkServer()
     for restart, frame in enumerate((250, 500)):
         server.begin(0, restart, saved, 0, ["wandb"])
@@ -291,7 +300,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_names_and_groups(tmp_path: Path) -> None:
-    """By trial; the trials of a search and the runs of a study by its folder."""
+    """Tracker runs are grouped by trial; the trials of a search and the runs of a study are grouped by its folder."""
     search = RunPaths(tmp_path / "search_1", "small")
     confirmed = RunPaths(search.confirmation, "small")
     of_study = RunPaths(tmp_path / "study_1" / "runs" / "A_CartPole_seed0_abc" / "small_1", "small")
@@ -348,7 +357,7 @@ def test_wandb_offline(saved: RunPaths, caplog: pytest.LogCaptureFixture, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [True, False])
 def test_mlflow(given: bool, saved: RunPaths, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With MLFLOW_TRACKING_URI, and without it in the data folder; two Sessions at once create its tables."""
+    """The data go to MLFLOW_TRACKING_URI if it is set, else to the data folder, where two Sessions create the tables at the same time."""
     pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path / 'mine.db' if given else saved.root.parent / 'mlflow.db'}"
     if given:

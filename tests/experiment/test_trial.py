@@ -1,4 +1,4 @@
-"""Whole trials, in processes of their own: what fails, what is interrupted, what is repeated."""
+"""Tests of whole trials, most of them in separate processes: failures, interruptions and repeated runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ gym.register("Trouble-v0", entry_point=Trouble, max_episode_steps=500)
 def test_two_runs_give_equal_tables_whatever_jobs_and_start_method(
     method: str, command: Callable[..., Command], spec_body: SpecBody
 ) -> None:
-    """The second from a script without a main guard, with the spec that the first saved, and where stdout is not UTF-8."""
+    """The second run uses the spec saved by the first, in a script without a main guard whose stdout is not UTF-8."""
     run = command(spec_body(meta={"max_session": 2, "rigorous_eval": 1, "eval_frequency": 500}))
     first = run.start("--jobs", "2")
     output = first.communicate()[0]
@@ -128,7 +128,7 @@ print("metrics", Trial(spec, plan=Plan(data_dir=Path("data"), jobs=1)).run())
     ],
 )
 def test_commands_after_a_run(sessions: int, mode: Any, searched: bool, expected: list[str], make_spec: Callable[..., Spec]) -> None:
-    """One session shows little, which a run says that is alone: no trial of a search, no run of a study."""
+    """A run with one session says that one session shows little, unless it is a trial of a search or a run of a study."""
     console = Console(file=io.StringIO()) if searched else None
     trial = Trial(make_spec(meta={"max_session": sessions}), plan=Plan(mode=mode), console=console)
     lines = trial._next_commands({"status": "done", "sessions": sessions})
@@ -142,7 +142,7 @@ def test_commands_after_a_run(sessions: int, mode: Any, searched: bool, expected
 def test_a_session_that_fails_and_one_that_is_killed(
     spec_body: SpecBody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The third goes on; all are drawn, the failed ones have a metrics file that says so, and the exit code is 1."""
+    """The third Session continues; all are drawn, the metrics files of the failed ones say so, and the exit code is 1."""
     (tmp_path / "trouble.py").write_text(TROUBLE)
     monkeypatch.syspath_prepend(tmp_path)
     env = {"name": "trouble:Trouble-v0", "num_envs": 1, "backend": "sync", "marks": str(tmp_path)}
@@ -175,7 +175,7 @@ def test_a_session_that_fails_and_one_that_is_killed(
 
 @pytest.mark.parametrize("sessions", [1, 2])
 def test_a_trial_of_which_every_session_fails(sessions: int, make_spec: Callable[..., Spec], tmp_path: Path, monkeypatch: Any) -> None:
-    """Graphs of what there is, and a metrics file that says "failed"."""
+    """Graphs of the existing rows are drawn, and the metrics file has the status "failed"."""
     (tmp_path / "wreck.py").write_text(TROUBLE.replace('"raises", "is killed"', '"raises",' if sessions == 1 else '"raises", "is killed",'))
     monkeypatch.syspath_prepend(tmp_path)
     env = {"name": "wreck:Trouble-v0", "num_envs": 1, "backend": "sync", "marks": str(tmp_path)}
@@ -191,7 +191,7 @@ def test_a_trial_of_which_every_session_fails(sessions: int, make_spec: Callable
 
 
 def test_the_result_of_a_trial(make_spec: Callable[..., Spec], tmp_path: Path) -> None:
-    """Metrics by key, tables, files and agents of one run."""
+    """The result gives access to metrics by key, tables, files and agents of the run."""
     result = slm_lab.Trial(make_spec(meta={"max_session": 2, "rigorous_eval": 1, "eval_frequency": 500}), tmp_path).run()
     assert dict(result) == result.metrics == json.loads(result.paths.trial_metrics().read_text())
     assert (result["sessions"], result.get("nothing"), len(result)) == (2, None, len(result.metrics))
@@ -225,7 +225,7 @@ def endless(spec_body: SpecBody, sessions: int = 2) -> dict[str, Any]:
 
 
 def check_saved(paths: RunPaths, sessions: int) -> None:
-    """Checkpoint and table of each Session end at the same frame, and the graphs are drawn."""
+    """Check that checkpoint and table of each Session end at the same frame, and that the graphs are drawn."""
     for index in range(sessions):
         (policy,) = state.load(paths.checkpoint(index, "last"))["policies"]
         assert 0 < policy["clock"]["frame"] == int(rows(paths.session_df(index))[-1]["frame"])
@@ -238,12 +238,13 @@ def check_saved(paths: RunPaths, sessions: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "sessions"), [(signal.SIGTERM, 1), (signal.SIGHUP, 2)])
 def test_signals_to_the_whole_group(number: signal.Signals, sessions: int, command: Callable[..., Command], spec_body: SpecBody) -> None:
-    """Every Session saves itself, graphs are drawn, no process is left. Sent twice as `timeout` does it: one request all the same.
+    """Every Session saves its state, graphs are drawn and no process is left.
 
-    One Session runs in the process of the command. For Ctrl-C see test_faults and test_hogwild.
+    The signal is sent twice, as `timeout` does, and counts as one request. A single Session runs in the process of the command. For Ctrl-C
+    see test_faults and test_hogwild.
     """
     if signal.getsignal(number) is signal.SIG_IGN:
-        number = signal.SIGINT  # this one is ignored here (nohup), and so it is by the commands that are started
+        number = signal.SIGINT  # the signal is ignored in this process (nohup), and commands inherit this
     run = command(endless(spec_body, sessions))
     process = run.start()
     until(run.has_rows(sessions), process)
@@ -266,7 +267,7 @@ def test_what_is_not_a_spec(spec_body: SpecBody, tmp_path: Path) -> None:
 
 
 def test_a_run_is_enjoyed(make_spec: Callable[..., Spec], spec_body: SpecBody, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the best checkpoint of its Sessions, of which one is damaged."""
+    """enjoy plays the best checkpoint of the Sessions, although that of one Session is damaged."""
     trial = Trial(make_spec(meta={"max_session": 2}), tmp_path)
     trial.run()
     trial.paths.checkpoint(0, "best").write_bytes(b"PK half")
@@ -312,7 +313,7 @@ def test_a_second_ctrl_c_names_the_folder(command: Callable[..., Command], spec_
     sessions = session_processes(run.paths)
     assert sorted(sessions) == [0, 1]
     for session in sessions.values():
-        os.kill(session, signal.SIGSTOP)  # so that none saves itself in time
+        os.kill(session, signal.SIGSTOP)  # no Session can save its state in time
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
@@ -336,7 +337,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(command: Callable[..., Comman
 
 
 def test_a_disk_that_fills_up(make_spec: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """One line of cause, and only files that hold something are listed."""
+    """The cause is one line, and only files with content are listed."""
 
     def full(path: Path, bundle: object) -> None:
         path.touch()
@@ -353,7 +354,7 @@ def test_a_disk_that_fills_up(make_spec: Callable[..., Spec], tmp_path: Path, mo
 
 
 def test_an_error_at_build_leaves_nothing(tmp_path: Path, spec_body: SpecBody, capfd: pytest.CaptureFixture[str]) -> None:
-    """What only building shows is still an error of the user, before anything is written; in a child process too."""
+    """A problem that appears only at build is still a user error before anything is written, also in a child process."""
     for sessions in (1, 2):
         (tmp_path / "spec.json").write_text(
             json.dumps({"small": spec_body(meta={"max_session": sessions}, algorithm={"action_pdtype": "Normal"})})
@@ -367,7 +368,7 @@ def test_an_error_at_build_leaves_nothing(tmp_path: Path, spec_body: SpecBody, c
 
 @pytest.mark.parametrize("case", ["unreadable parent", "long name", "long path", "a file"])
 def test_a_data_folder_that_cannot_be_made(case: str, tmp_path: Path, spec_body: SpecBody) -> None:
-    """Exit code 2 with one line, and nothing is written."""
+    """The command must exit with code 2 and one line, and write nothing."""
     (tmp_path / "spec.json").write_text(json.dumps({"small": spec_body()}))
     folder = {
         "unreadable parent": tmp_path / "closed" / "in" / "data",
@@ -383,7 +384,7 @@ def test_a_data_folder_that_cannot_be_made(case: str, tmp_path: Path, spec_body:
 
 
 def as_nobody(call: Callable[[], int], folder: Path) -> int:
-    """The result of `call` in a forked process without root's rights, which may look into every folder."""
+    """Return the result of `call` in a forked process without the rights of root, who may read every folder."""
     errors = folder.parent / f"{folder.name}.stderr"
     child = os.fork()
     if child == 0:

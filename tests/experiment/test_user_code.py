@@ -1,4 +1,4 @@
-"""Envs that end, copy or change the process that runs them, and whose constructor or close() blocks before a run begins."""
+"""Tests of envs that end, copy or change the process in which they run, or whose constructor or close() blocks before a run begins."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("no_baseline")
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Signal handlers are as before after the test."""
+    """Restore the signal handlers after the test."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -50,7 +50,7 @@ def fatal(does: str, where: str = "step", **others: Any) -> dict[str, Any]:
 
 
 def short(env: dict[str, Any], **meta: Any) -> Spec:
-    """A spec without a net, for which an env is built and closed before the run begins."""
+    """Return a spec without a net, for which an env is built and closed before the run begins."""
     algorithm = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32}
     meta = {"max_session": 1, "log_frequency": 50, "random_seed": 5, **meta}
     return Spec.model_validate({"name": "small", "agent": {"algorithm": algorithm}, "env": env, "meta": meta})
@@ -62,7 +62,7 @@ def short(env: dict[str, Any], **meta: Any) -> Spec:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("does", EXITS)
 def test_an_env_that_ends_the_process(does: str, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a step: the Session fails with a sentence, and has rows, metrics and graphs."""
+    """If a step ends the process, the Session fails with a one-sentence cause, and has rows, metrics and graphs."""
     trial = Trial(make_spec(env=fatal(does), meta={"log_frequency": 20}), tmp_path)
     with pytest.raises(TrialFailed, match=f"{does}.*fatal_env.py.*at frame 69"):
         trial.run()
@@ -101,7 +101,7 @@ def test_os_exit_ends_a_copy_of_the_process() -> None:
 
 
 def test_a_copy_of_the_process_ends_with_its_next_beat() -> None:
-    """An env that calls os.fork returns twice: only one of the two goes on."""
+    """If an env calls os.fork, two processes return from it; only the original one may continue."""
     heartbeat = Heartbeat()
     if (pid := os.fork()) == 0:
         try:
@@ -115,7 +115,7 @@ def test_a_copy_of_the_process_ends_with_its_next_beat() -> None:
 
 
 def test_a_run_whose_process_was_ended(make_spec: MakeSpec, tmp_path: Path) -> None:
-    """What reads the run says so, until it is continued."""
+    """Commands that read the run report that it is unfinished, until it is continued."""
     trial = Trial(make_spec(env={"max_frame": 200}, meta={"log_frequency": 50}), tmp_path)
     trial.run()
     root, file = trial.paths.root, trial.paths.lock
@@ -132,7 +132,7 @@ def test_a_run_whose_process_was_ended(make_spec: MakeSpec, tmp_path: Path) -> N
 
 
 def test_a_lock_whose_descriptor_was_closed(tmp_path: Path) -> None:
-    """It is released, and the file that has its descriptor now is left alone."""
+    """The lock is released, and another file that has reused the descriptor is not touched."""
     lock = RunLock(tmp_path / "lock")
     os.close(lock.fd)
     (tmp_path / "other").write_text("content")
@@ -148,7 +148,7 @@ def test_a_lock_whose_descriptor_was_closed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("does", ["ValueError", "KeyboardInterrupt", "os._exit"])
 def test_a_close_that_fails(does: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """At the start, where a short spec is completed, and at the end: a notice, and a run that is done."""
+    """close() fails at the start, where a short spec is completed, and at the end; a notice is shown, and the run is done."""
     assert Trial(short(fatal(does, "close")), tmp_path).run()["status"] == "done"
     output = capsys.readouterr().out
     assert "the env's close() " in output
@@ -176,7 +176,7 @@ def test_a_close_that_blocks_before_the_run(tmp_path: Path, monkeypatch: pytest.
 def test_a_signal_while_an_env_blocks_before_the_run(
     blocks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One is enough, and nothing is written."""
+    """One signal must be enough, and nothing is written."""
     monkeypatch.setattr(engine, "STOP_GRACE", 0.3)
     (tmp_path / "env").mkdir()
     env = {"name": FLAWED, "num_envs": 1, "max_frame": 100, "folder": str(tmp_path / "env"), "blocks": blocks}
@@ -196,7 +196,7 @@ def test_a_signal_while_an_env_blocks_before_the_run(
 
 @pytest.mark.usefixtures("handlers")
 def test_an_env_that_ignores_signals(make_spec: MakeSpec, tmp_path: Path) -> None:
-    """Ctrl-C works after its constructor."""
+    """Ctrl-C must work although the env's constructor has set signals to be ignored."""
     trial = Trial(
         make_spec(env=fatal("ignores signals", "constructor", max_frame=10**9), meta={"log_frequency": 50, "max_seconds": 20}), tmp_path
     )
@@ -215,7 +215,7 @@ def test_an_env_that_ignores_signals(make_spec: MakeSpec, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("where", ["constructor", "step"])
 def test_an_env_that_changes_torchs_settings(where: str, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is noticed, and the rows are those of an env that does not."""
+    """A notice is shown, and the rows equal those of an env that does not change the settings."""
     tables = []
     try:
         for does in ("nothing", "sets torch"):
@@ -239,7 +239,7 @@ def script(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_env_that_closes_stdout() -> None:
-    """What is said afterwards arrives: stdout is opened again."""
+    """Output printed after the env has closed stdout must arrive: stdout is opened again."""
     code = "import os, sys\nfrom slm_lab.cli.output import *\nprepare_streams()\nprint_result('before')\n"
     for close in ("os.close(1)", "sys.stdout.close()", "os.close(1); os.closerange(3, 256)"):
         done = script(f"{code}{close}\nprint_result('after')\nprint('end')\nflush()")
@@ -255,7 +255,7 @@ def test_a_closed_descriptor_is_explained() -> None:
 
 
 def test_threads_that_an_env_leaves() -> None:
-    """The command ends with its exit code, and names them."""
+    """The command must end with its exit code although threads are left, and name them."""
     code = "import threading, time\nfrom slm_lab.cli import entry\nentry._END_SECONDS = 0.3\n"
     start = "threading.Thread(target=time.sleep, args=(1000,), name='left').start()"
     done = script(f"{code}entry.main = lambda: ({start}, 3)[1]\nentry.console()")

@@ -1,4 +1,4 @@
-"""User observers, named in the spec or handed over in Python."""
+"""Tests of user observers, named in the spec or passed in Python."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MakeSpec = Callable[..., Spec]
 
 
 class Counter(slm_lab.Observer):
-    """Counts what it sees."""
+    """Observer that counts its calls and the episodes that it receives."""
 
     made: list[Counter] = []
 
@@ -100,7 +100,7 @@ def test_an_error_of_an_observer_fails_the_session(make_spec: MakeSpec, tmp_path
 def test_a_path_that_does_not_import_names_its_key(
     spec_body: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All at once, and nothing is written."""
+    """All such problems are reported at once, and nothing is written."""
     import json
 
     file = tmp_path / "spec.json"

@@ -1,4 +1,4 @@
-"""The command verify: an untouched run is equal to the byte; whatever is changed is found and named."""
+"""Tests of the command verify: an unchanged run is reproduced byte for byte, and every change is found and named."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 FRAMES, BREAK = 330, 160
-"""Frames of the runs, and the frame at which they were stopped and continued: the state at that frame was kept."""
+"""Number of frames of the runs, and the frame at which they were stopped and continued, whose state was kept."""
 
 
 def spec_of(**sections: Any) -> Spec:
-    """A complete spec, as the command line saves it."""
+    """Return a complete spec, as the command line saves it."""
     return complete_spec(small(frames=FRAMES, **sections))
 
 
 def digests(folder: Path) -> dict[str, tuple[str, int]]:
-    """The content and the time of change of each file."""
+    """Return the hash of the content and the modification time of each file."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in files}
 
@@ -80,7 +80,7 @@ def verified(paths: RunPaths, **options: Any) -> Verification:
 
 
 def test_an_untouched_run(run: RunPaths) -> None:
-    """Both from its beginning and from the state before the last; nothing in its folder changes."""
+    """The run is verified from its beginning and from the state before the last; its folder must not change."""
     before = digests(run.root)
     late, whole = verified(run), verified(run, begin=0, end=332)
     assert (late.findings, whole.findings) == ([], [])
@@ -105,7 +105,7 @@ def test_an_untouched_run_of_each_kind(name: str, tmp_path: Path) -> None:
 
 
 def test_evaluation_envs_have_the_backend_that_auto_chose_for_their_number(tmp_path: Path) -> None:
-    """Native for four envs, sync for two: the recorded backend of the training envs is not that of the evaluation envs."""
+    """Here auto chooses native for four training envs and sync for two evaluation envs, so the two backends are recorded separately."""
     meta = {"eval_episodes": 2, "log_frequency": 40, "checkpoint_frequency": 100}
     spec = spec_of(algorithm_name="PPO", env_id="CartPole-v1", env={"num_envs": 4}, meta=meta, algorithm=SHORT)
     session, paths = train(spec, tmp_path / "run")
@@ -122,7 +122,7 @@ def state_frame(paths: RunPaths) -> int:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
-    """A run with numbered checkpoints, whose state at frame BREAK was kept."""
+    """Return a run with numbered checkpoints, whose state at frame BREAK was kept."""
     meta = {"checkpoint_frequency": 100, "log_frequency": 40}
     spec = spec_of(algorithm_name="PPO", env_id="CartPole-v1", env={"num_envs": 4}, meta=meta, algorithm=SHORT)
     return train(spec, tmp_path_factory.mktemp("run") / "a", (BREAK,))[1]
@@ -140,7 +140,7 @@ def window_of(found: Verification) -> tuple[int, int]:
 
 
 def test_windows(run: RunPaths) -> None:
-    """--from 0 ends at the first checkpoint after an update; --to takes the latest state before it, and may compare rows alone."""
+    """--from 0 ends at the first checkpoint after an update; --to starts at the latest state before it, and may compare only rows."""
     assert window_of(verified(run, begin=0)) == (0, 100)
     rows = verified(run, end=90)
     assert (window_of(rows), rows.is_equal, rows.rows, rows.checkpoints) == ((0, 90), True, 2, [])
@@ -165,7 +165,7 @@ def test_frames_that_do_not_exist(options: dict[str, int], says: str, run: RunPa
 
 
 def test_a_byte_of_a_checkpoint(run: RunPaths) -> None:
-    """The checksum of the file finds it; nothing is trained."""
+    """The checksum of the file must detect the changed byte before anything is trained."""
     path = Path(str(run.checkpoint(0, "best")))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -176,7 +176,7 @@ def test_a_byte_of_a_checkpoint(run: RunPaths) -> None:
 
 
 def test_weights_under_a_valid_checksum(run: RunPaths) -> None:
-    """One weight of the last checkpoint, changed by the smallest possible step; and a state that other weights began with."""
+    """One weight of the last checkpoint is changed by the smallest possible step; then the initial state of the window is changed."""
     path = run.checkpoint(0, "last")
     bundle = state.load(path)
     name = next(name for name, value in bundle["policies"][0]["weights"].items() if value.dim() > 1)
@@ -204,7 +204,7 @@ def change_row(path: Path, frame: str, change: Callable[[dict[str, str]], None])
 
 
 def test_a_row(run: RunPaths) -> None:
-    """A changed return is named by its row and column; a row before the window still fails the checksum of the last checkpoint."""
+    """A changed return is named by its row and column. A changed row before the window still fails the checksum of the last checkpoint."""
     table = run.session_df(0)
     change_row(table, "240", lambda row: row.update(total_reward="500"))
     row, checksum = verified(run).findings
@@ -219,7 +219,7 @@ def test_a_row_before_the_window(run: RunPaths) -> None:
 
 
 def test_the_time_of_a_row_is_no_result_but_has_a_checksum(run: RunPaths) -> None:
-    change_row(run.session_df(0), "332", lambda row: row.update(wall_t="0.001"))  # after the last checkpoint
+    change_row(run.session_df(0), "332", lambda row: row.update(wall_t="0.001"))  # the row is after the last checkpoint
     assert verified(run).is_equal
 
 
@@ -260,7 +260,7 @@ def test_training_that_is_not_deterministic(meta: dict[str, Any], says: str, tmp
 
 
 def test_a_run_that_was_killed(run: RunPaths) -> None:
-    """Its last state is that of a frame before its last rows: training stops there."""
+    """The last state is older than the last rows, so training stops at the frame of this state."""
     Path(str(run.checkpoint(0, "previous"))).replace(str(run.checkpoint(0, "last")))
     found = verified(run, end=BREAK)
     assert found.findings == []
@@ -268,7 +268,7 @@ def test_a_run_that_was_killed(run: RunPaths) -> None:
 
 
 def test_other_versions_and_another_processor_are_named(run: RunPaths) -> None:
-    """By verify, and by train@ as a reason why the result will not be exact."""
+    """verify lists them, and train@ gives them as reasons why the result will not be exact."""
     known = package_versions()
     content = json.loads(run.spec.read_text(encoding="utf-8"))
     versions = {**known, "torch": "0.1", "absent": "1"}
@@ -291,7 +291,7 @@ def test_a_run_that_trains(run: RunPaths) -> None:
 
 
 def test_a_run_that_was_continued_inexactly(run: RunPaths) -> None:
-    """Frames before the break cannot be trained again."""
+    """Frames before the inexact continuation cannot be trained again."""
     starts: list[dict[str, Any]] = [
         {"spec_version": SPEC_VERSION},
         {"spec_version": SPEC_VERSION, "continues": {"0": {"frame": BREAK, "exact": False, "lost": ["open episodes are dropped"]}}},
@@ -354,7 +354,7 @@ def test_exit_codes_and_json(run: RunPaths, capsys: pytest.CaptureFixture[str]) 
     "sets", [["meta.max_session=2", "meta.save_interval=0"], ["meta.distributed=synced", "meta.max_session=1", "meta.save_interval=0"]]
 )
 def test_a_run_of_the_command_line(sets: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sessions in their own processes; a single one of a shared net."""
+    """verify works for Sessions in separate processes and for a single Session of a shared net."""
     options = [word for one in [*sets, "env.max_frame=4000"] for word in ("--set", one)]
     data = ["--data-dir", str(tmp_path)]
     assert cli.main(["demo.json", "ppo_cartpole", "train", "--seed", "7", *options, *data]) == 0

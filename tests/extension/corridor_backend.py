@@ -1,4 +1,4 @@
-"""A user's env backend in one file: corridors in which walking right ends the episode with a reward, all in one numpy array."""
+"""A user's env backend in one file: all corridors are one numpy array, and walking right ends the episode with a reward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LENGTH = 6
 
 
 class Corridors(Backend):
-    """Position 0 … LENGTH as a one-hot vector; action 1 walks right, 0 left; −0.1 per step, +1 at the end."""
+    """Observation: position 0 … LENGTH as a one-hot vector. Action 1 moves right, 0 left. Reward: −0.1 per step, +1 at the end."""
 
     returns_new_arrays = True
 

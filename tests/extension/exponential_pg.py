@@ -9,7 +9,7 @@ from slm_lab.spec.models.base import PositiveReal
 
 
 class ExponentialPGSpec(ActorCriticSpec):
-    """Keys of ActorCritic, and the temperature of the weights."""
+    """Keys of ActorCritic, and the temperature and maximum of the weights."""
 
     name: str
     beta: PositiveReal = 1.0

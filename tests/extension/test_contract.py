@@ -1,4 +1,4 @@
-"""The contract of components on those of this folder, which a user could have written, and on some of ours."""
+"""Contract tests of the components in this folder, which a user could have written, and of some components of the library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE = Path(__file__).with_name("spec.json")
 
 
 class TestAUsersAlgorithmNetAndBackend(SpecContract):
-    exact = False  # the backend cannot be saved
+    exact = False  # the state of the backend cannot be saved
 
     def spec(self) -> Spec:
         return slm_lab.load_spec(FILE, "corridor", ["env.max_frame=3000", "meta.log_frequency=500"])

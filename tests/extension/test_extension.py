@@ -1,4 +1,4 @@
-"""A user's algorithm, net and env backend, each in one file, trained by one spec; and an engine of one table line."""
+"""Tests of a user's algorithm, net and env backend, each in one file, trained by one spec, and of an engine added by a table entry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slm_lab.spec.report import SpecError
 
 FILE = str(Path(__file__).with_name("spec.json"))
 BEST = 1.0 - 0.1 * 5
-"""Return of walking straight to the end."""
+"""Return of an episode that walks straight to the end."""
 
 
 def test_trains_saves_and_loads(tmp_path: Path) -> None:

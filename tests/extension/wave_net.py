@@ -13,9 +13,9 @@ class WaveNetSpec(NetSpec):
 
     name: str
     waves: Positive = 32
-    """Hidden units."""
+    """Number of hidden units."""
     frequency: PositiveReal = 1.0
-    """Factor of the inputs of the sine."""
+    """Factor by which the inputs of the sine are multiplied."""
 
     @classmethod
     def implementation(cls) -> Any:

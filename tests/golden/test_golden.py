@@ -1,6 +1,6 @@
-"""Seeded traces: a change of structure keeps them, a change of algorithm moves them knowingly.
+"""Tests against seeded traces: refactoring must not change them, and a change of an algorithm changes them deliberately.
 
-`python -m tests.golden.test_golden` writes them anew.
+`python -m tests.golden.test_golden` writes new traces.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], str]] = {
 
 
 def trace(name: str) -> list[float]:
-    """Sum of parameters after each of the first updates over 1,000 frames."""
+    """Return the sum of all parameters after each of the first six updates of a run of 1,000 frames."""
     torch.set_num_threads(1)
     algorithm, memory, net, env_name = CASES[name]
     agent_spec = {"algorithm": algorithm, "memory": {"name": memory}, "net": net}
@@ -98,7 +98,7 @@ def trace(name: str) -> list[float]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str) -> None:
-    # tolerances: kernels differ in the last bits from one processor to another, and updates amplify them
+    # tolerances: results of kernels differ in the last bits between processors, and updates amplify the differences
     assert trace(name) == pytest.approx(json.loads(FILE.read_text())[name], rel=2e-3, abs=2e-3)
 
 

@@ -1,4 +1,4 @@
-"""A spec of an algorithm, an env and a number of frames trains every env whose spaces agents support, and its agent acts from Python."""
+"""A short spec (algorithm, env, frames) trains in every env whose spaces agents support, and the trained agent acts from Python."""
 
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def test_a_short_spec_trains_and_acts(algorithm: str, env: str, keys: dict[str, 
     agent = load_agent(result.paths.root)
     if keys is IMAGE:
         whole, _ = gym.make(env).reset(seed=0)
-        action, _ = agent.act(whole)  # it takes its part of it
+        action, _ = agent.act(whole)  # the agent selects the image from the whole observation
         assert agent.action_space.contains(action), action
     agent.observation_space.seed(0)
     for _ in range(5):

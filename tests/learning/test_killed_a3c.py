@@ -1,4 +1,4 @@
-"""A3C whose processes are killed five times, as by a machine that is switched off, learns as A3C without a break."""
+"""A3C learns as without interruption if all its processes are killed five times, as by a power failure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def final_return(one: Command) -> float:
 
 
 def killed_run(one: Command) -> None:
-    """Train, and kill every process of the run at each of the frames in KILLS."""
+    """Train a run, and kill all its processes at each of the frames in KILLS."""
     process = one.start()
     for frame in KILLS:
         until(lambda frame=frame: one.has_rows(1)() and frame_of(one.paths, 0) >= frame, process)  # type: ignore[misc]

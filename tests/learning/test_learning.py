@@ -1,4 +1,4 @@
-"""Agents learn, over seeds, with margins that hold. The full budgets of the benchmark specs are marked slow."""
+"""Tests that agents learn, over seeds, with margins. Tests with the full budgets of the benchmark specs are marked slow."""
 
 import pytest
 
@@ -6,9 +6,9 @@ from slm_lab.experiment.session.session import Session
 from slm_lab.spec.load.loader import load_spec
 
 QUICK = [
-    # spec file, name, frames, at least this total_reward at the end, on both seeds
+    # spec file, name, frames, least final total_reward of both seeds
     pytest.param("demo.json", "ppo_cartpole", 40_000, 150.0, marks=pytest.mark.slow),
-    ("a2c_cartpole.json", "a2c_nstep_cartpole", 40_000, 60.0),  # seeds 0 to 7: 120 to 487
+    ("a2c_cartpole.json", "a2c_nstep_cartpole", 40_000, 60.0),  # seeds 0 to 7 reach 120 to 487
     ("reinforce_cartpole.json", "reinforce_cartpole", 40_000, 80.0),
 ]
 FULL = [
@@ -37,7 +37,7 @@ def test_learns(file: str, name: str, frames: int, least: float, seed: int) -> N
 
 @pytest.mark.slow
 def test_learns_in_bfloat16() -> None:
-    """Seeds 100 and 101 reach 106 and 104, as in float32."""
+    """Training in bfloat16 learns as in float32: seeds 100 and 101 reach 106 and 104."""
     net = {"name": "MLPNet", "hid_layers": [32, 32], "optim_spec": {"name": "Adam", "lr": 3e-3}, "dtype": "bfloat16"}
     algorithm = {"name": "PPO", "time_horizon": 64, "minibatch_size": 128, "training_epoch": 4}
     env = {"name": "CartPole-v1", "num_envs": 8, "max_frame": 12_000}
@@ -48,7 +48,7 @@ def test_learns_in_bfloat16() -> None:
 
 @pytest.mark.slow
 def test_memory_is_needed_where_velocities_are_hidden() -> None:
-    """A memoryless policy cannot hold the pole long; a random one falls after about 22 steps."""
+    """Where velocities are hidden, a policy without memory cannot balance the pole for long; a random one fails after about 22 steps."""
     assert final("ppo_masked_cartpole.json", "ppo_mlp_masked_cartpole", 0, "total_reward", 40_000) < 80.0
 
 
@@ -56,7 +56,7 @@ def test_memory_is_needed_where_velocities_are_hidden() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("file", "name", "least"), FULL)
 def test_reaches_its_score(file: str, name: str, least: float) -> None:
-    """Mean total_reward_ma over seeds 0 to 3 at the full budget."""
+    """The mean total_reward_ma over seeds 0 to 3 at the full budget reaches the score."""
     assert sum(final(file, name, seed, "total_reward_ma") for seed in range(4)) / 4 >= least
 
 

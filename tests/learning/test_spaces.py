@@ -1,4 +1,4 @@
-"""The same task, shown in many spaces, is learned in each: by the net that is chosen for the space, or by convolutions where asked for."""
+"""One task is learned with many observation and action spaces, by the net chosen for the space or, on request, by convolutions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONV = {
 
 
 def final(agent: dict[str, Any], env: dict[str, Any], seed: int) -> float:
-    """Return the mean return of the last 100 episodes: 8 is perfect, 2.7 random."""
+    """Return the mean return of the last 100 episodes; 8 is the maximum, random actions get 2.7."""
     body = {"s": {"agent": agent, "env": {"name": CUE, "num_envs": 2, "max_frame": 8192, **env}, "meta": {"random_seed": seed}}}
     return float(Session(load_spec(json.loads(json.dumps(body)), "s")).run().rows[-1]["total_reward"])  # type: ignore[arg-type]
 
@@ -34,7 +34,7 @@ def test_small_integers_are_learned_as_vectors(form: str) -> None:
 @pytest.mark.parametrize("seed", [100, 101])
 @pytest.mark.parametrize("form", sorted(FORMS))
 def test_each_space_is_learned(form: str, seed: int) -> None:
-    """Seeds 100 and 101: vectors 7.7, images 7.0 to 7.3."""
+    """The final return exceeds 6.6 in each space; seeds 100 and 101 reach 7.7 with vectors and 7.0 to 7.3 with images."""
     assert final(SHORT, {"form": form}, seed) > 6.6
 
 
@@ -47,5 +47,5 @@ def test_stacked_observations_are_learned(form: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["planes", "codes"])
 def test_grids_are_learned_by_convolutions(form: str) -> None:
-    """The mean return of two Sessions with random_seed 100 is 8.0."""
+    """Convolutions learn grids; the mean return of two Sessions with random_seed 100 is 8.0."""
     assert final(CONV, {"form": form}, 100) > 7.6

@@ -1,4 +1,4 @@
-"""Two envs of each suite of EnvPool train with each kind of algorithm."""
+"""Each kind of algorithm trains in two envs of each suite of EnvPool."""
 
 from __future__ import annotations
 

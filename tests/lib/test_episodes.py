@@ -1,4 +1,4 @@
-"""The window of episodes, alone and in shared memory."""
+"""Tests of the window of episodes, alone and in shared memory."""
 
 import math
 import os
@@ -40,7 +40,7 @@ def shared(fd: int, index: int, workers: int, *, fresh: bool = True) -> tuple[Ep
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_the_last_episodes_of_all_workers_in_order_of_global_frames(fd: int, workers: int) -> None:
-    """Whoever played them, in whatever order they are written, and built in whatever order: the same window and the same new episodes."""
+    """All workers see the same window and the same new episodes, whichever worker played or wrote them, in any order."""
     windows = [shared(fd, index, workers)[0] for index in range(workers)]
     rng, played = random.Random(workers), 0
     for frame in range(1, 500):
@@ -119,14 +119,14 @@ def test_state_round_trip() -> None:
 @pytest.mark.parametrize(
     ("returns", "error"),
     [
-        # two groups with means 1 and 3 and no variance within: between 2, so √(2 / 2 + 2)
+        # two groups with means 1 and 3: the variance within is 0, that between is 2, so √(2 / 2 + 2)
         ([1.0, 1.0, 3.0, 3.0], math.sqrt(3.0)),
-        # two groups with equal means: that of independent returns, √(4 / 3 / 4)
+        # two groups with equal means: the error of independent returns, √(4 / 3 / 4)
         ([1.0, 3.0, 1.0, 3.0], math.sqrt(1.0 / 3.0)),
-        # groups of 2 and 3 with means 1 and 4: between 4.5, within (0 + 6) / 3 · 2 / 5 = 0.8, so √(4.5 / 2 + 3.7)
+        # groups of 2 and 3 with means 1 and 4: variance between 4.5, within (0 + 6) / 3 · 2 / 5 = 0.8, so √(4.5 / 2 + 3.7)
         ([1.0, 1.0, 3.0, 3.0, 6.0], math.sqrt(2.25 + 3.7)),
         ([5.0, 5.0, 5.0, 5.0], 0.0),
-        # too few for two groups
+        # too few returns for two groups
         ([1.0, 3.0, 5.0], 2.0 / math.sqrt(3.0)),
         ([4.0], None),
     ],

@@ -8,7 +8,7 @@ from slm_lab.lib.process import THIS_PROCESS, delay_garbage_collection, freeze_o
 
 @pytest.fixture(autouse=True)
 def thresholds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is postponed, whatever other tests have done, and everything is as before at the end."""
+    """Start each test without postponed collections, whatever other tests did, and restore the thresholds at its end."""
     monkeypatch.setattr(THIS_PROCESS, "gc_thresholds", None)
     before = gc.get_threshold()
     yield

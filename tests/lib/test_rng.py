@@ -1,4 +1,4 @@
-"""Seeds and generators."""
+"""Tests of seeds and random generators."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from slm_lab.lib.rng import generator_state, session_seeds, set_generator_state,
 
 
 def test_seeds_differ_by_every_part() -> None:
-    """A Session's seeds follow from random_seed, trial and session alone."""
+    """A Session's seeds depend on random_seed, trial and session only, and differ if one of them differs."""
     assert session_seeds(1, 0, 0) == session_seeds(1, 0, 0)
     several = [session_seeds(seed, trial, session) for seed in range(3) for trial in range(3) for session in range(3)]
     flat = [value for seeds in several for value in (seeds.net, seeds.act, seeds.update, seeds.env, seeds.eval_env)]
@@ -15,7 +15,7 @@ def test_seeds_differ_by_every_part() -> None:
 
 
 def test_workers_and_their_restarts_have_streams_of_their_own() -> None:
-    """The first worker collects what the Session itself would; once restarted, it does not: the same steps could end it again."""
+    """The first worker uses the seeds of the Session. A restarted worker has other seeds, since the same steps could end it again."""
     seeds = session_seeds(1, 0, 0)
     assert worker_seeds(seeds, 0) == seeds
     several = [worker_seeds(seeds, worker, restart) for worker in range(3) for restart in range(3)]

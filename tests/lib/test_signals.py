@@ -1,4 +1,4 @@
-"""Delayed stop signals."""
+"""Tests of delayed stop signals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slm_lab.lib.process import STOP_SIGNALS, stop_signals_blocked
 
 @pytest.fixture
 def other_thread() -> Iterator[None]:
-    """A thread that blocks no signal, as those of BLAS: the kernel delivers to it what the main thread blocks."""
+    """Start a thread that blocks no signal, like those of BLAS: the kernel delivers to it the signals that the main thread blocks."""
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
@@ -41,7 +41,7 @@ def test_a_signal_takes_effect_after_the_block() -> None:
 
 
 def test_blocked_in_another_thread() -> None:
-    """Where handlers cannot be set, the mask is."""
+    """In a thread that cannot set handlers, the signals are blocked by the mask of the thread."""
     masks: list[set[signal.Signals]] = []
 
     def use() -> None:

@@ -1,4 +1,4 @@
-"""Shared arrays, with several processes' views in this one."""
+"""Tests of shared arrays, with the views of several processes in one process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fd() -> Iterator[int]:
 
 
 def test_names_decide_the_layout(fd: int) -> None:
-    """Whatever the order in which two processes list their parts."""
+    """The layout does not depend on the order in which two processes list their parts."""
     one, other = (Part(1.0), Part(2.0)), (Part(1.0), Part(2.0))
     SharedArrays(fd, 0, 2).attach({"a": one[0], "b": one[1]})
     SharedArrays(fd, 1, 2).attach({"b": other[1], "a": other[0]})
@@ -64,13 +64,13 @@ def test_a_vector_is_divided_by_its_size_alone() -> None:
     bounds = divide_vector(7_400_000, starts).bounds
     assert len(bounds) == 5
     assert (bounds[0], bounds[-1]) == (0, 7_400_000)
-    for bound in bounds[1:-1]:  # aligned in the part that it divides
+    for bound in bounds[1:-1]:  # a bound is aligned relative to the start of the part it divides
         assert (bound - max(start for start in starts if start <= bound)) % 64 == 0
     sizes = [end - begin for begin, end in pairwise(bounds)]
     assert max(sizes) - min(sizes) <= 2 * 64
 
 
 def test_the_parts_of_a_divided_array() -> None:
-    """Of an array that begins inside the vector, each process has what lies in its range."""
+    """Each process gets the part of a divided array in its range, also if the array begins inside the vector."""
     array = SharedArray(np.arange(10, 16), "step", Division((0, 4, 12, 20)), begin=10)
     assert [array.values[array.process_slice(process)].tolist() for process in range(4)] == [[], [10, 11], [12, 13, 14, 15], []]

@@ -1,4 +1,4 @@
-"""What is used where a system lacks a feature (SLM_LAB_PORTABLE)."""
+"""Tests of the replacements for features that an operating system lacks (SLM_LAB_PORTABLE)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ sys.exit(main(["demo.json", "ppo_cartpole", "train", "--data-dir", sys.argv[1], 
 @linux
 @pytest.mark.slow
 def test_a_run_in_a_sandbox(tmp_path: Path) -> None:
-    """The two sessions of the demo are processes, which the sandbox does not let anyone watch by descriptor."""
+    """The two sessions of the demo run as processes in a sandbox that does not allow watching processes by descriptor."""
     done = subprocess.run([sys.executable, "-c", SANDBOX, str(tmp_path)], capture_output=True, text=True, timeout=300)
     if done.returncode == 77:
         pytest.skip("this system has no seccomp")
@@ -119,7 +119,7 @@ def test_shared_memory_is_an_unlinked_file(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @linux
 def test_limits_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Limits of control groups, affinity and the model of the processor are not known then."""
+    """Without /proc, the limits of control groups, the affinity and the model of the processor are unknown."""
     (tmp_path / "groups").write_text("0::/\n")
     (tmp_path / "cpu.max").write_text("100000 100000\n")
     (tmp_path / "memory.max").write_text("4096\n")
@@ -141,12 +141,12 @@ def test_a_start_method_that_the_system_lacks(monkeypatch: pytest.MonkeyPatch) -
 
 
 def report(context: Context) -> None:
-    """Target: send which features this child has, and its group and parent."""
+    """Process target: send the features that this child has, its group, its id, and its parent's id."""
     context.send("here", {name for name in FEATURES if has_feature(name)}, os.getpgid(0), os.getpid(), os.getppid())
 
 
 def die(context: Context) -> None:
-    """Target."""
+    """Process target: kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -240,7 +240,7 @@ print(code)
 
 @pytest.mark.slow
 def test_one_session_needs_nothing_that_windows_lacks(tmp_path: Path) -> None:
-    """Names of modules are removed, so that a use without a question raises an error."""
+    """Names that Windows lacks are removed from modules, so that using one without checking raises an error."""
     environment = {**os.environ, VARIABLE: ",".join(FEATURES)}
     done = subprocess.run(
         [sys.executable, "-c", AS_ON_WINDOWS, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal, and parts of texts."""
+"""Tests of tables that fit the terminal, and of functions that shorten and wrap text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_wide_table_is_divided_by_columns() -> None:
 
 
 def test_names_that_differ_only_in_the_middle_are_not_shortened() -> None:
-    """Such as labels of keys: "ppo_cartpole gamma=0.9 lr=…"."""
+    """Labels of keys are such names: "ppo_cartpole gamma=0.9 lr=…"."""
     names = [f"{'a' * 20}{number}{'b' * 20}" for number in (1, 2)]
     lines = format_table([["run", "x", "y"], *([name, "1" * 20, "2" * 20] for name in names)], 60)
     assert [line.split()[0] for line in lines if line] == ["run", *names, "run", *names]

@@ -1,4 +1,4 @@
-"""constraints.txt against pyproject.toml and what is installed."""
+"""Tests of constraints.txt against pyproject.toml and the installed packages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIRECT = [
 
 
 def needed() -> dict[str, str]:
-    """Return the packages that the extras need, directly or indirectly → the package that needs it, as far as they are installed."""
+    """Return a dict from each installed package that the extras need, directly or indirectly, to the package that requires it."""
     found: dict[str, str] = {}
     seen, open_ = set[tuple[str, tuple[str, ...]]](), [(one, "slm-lab") for one in DIRECT]
     while open_:
@@ -57,7 +57,7 @@ def test_pins_fit_the_ranges(requirement: Requirement) -> None:
 
 
 def test_what_is_needed_is_pinned_and_nothing_else() -> None:
-    """Packages of other systems and Pythons are not installed here, so only installed ones are compared."""
+    """Every needed package is pinned and no other; only installed ones are compared, since other systems and Pythons need others."""
     wanted, pinned = needed(), pins()
     assert {name: owner for name, owner in wanted.items() if name not in pinned} == {}, "lacks a package; make constraints"
     left_over = pinned.keys() - wanted.keys()

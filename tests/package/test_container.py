@@ -1,4 +1,4 @@
-"""Containerfile: its instructions are known to tools/container_steps.py, and what it copies exists and is not ignored."""
+"""Tests of Containerfile: tools/container_steps.py knows its instructions, and the files that it copies exist and are not ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of dependencies in CONTRIBUTING.md, and where the packages are used."""
+"""Tests of the table of dependencies in CONTRIBUTING.md, and of the modules that import each package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools/matrix.py with scripts in place of uv and of the Pythons of its environments."""
+"""Tests of tools/matrix.py with scripts in place of uv and the Python interpreters of its environments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CASE = f"{sys.version_info.major}.{sys.version_info.minor}-newest"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of the environments, in which uv says that torch 9.1 is installed."""
+    """Return the folder of the environments; a fake uv reports that torch 9.1 is installed."""
     monkeypatch.setattr(matrix, "HOME", tmp_path)
     monkeypatch.setattr(matrix.shutil, "which", lambda name: name)
     monkeypatch.setattr(matrix, "_works", lambda python: True)

@@ -1,4 +1,4 @@
-"""PYPI.md: README.md with links that work outside the repository."""
+"""Tests of PYPI.md: it is README.md with links that work outside the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel and the source distribution."""
+"""Tests of the wheel and the source distribution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools import package_check
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both packages, built from a copy of what git tracks."""
+    """Return a folder with the wheel and the source distribution, built from a clone of the repository."""
     folder = tmp_path_factory.mktemp("dist")
     copy = tmp_path_factory.mktemp("source") / "slm_lab"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(copy)], check=True)
@@ -29,7 +29,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_files_of_the_packages(dist: Path) -> None:
-    """Of the last commit: files that are not committed are missing."""
+    """The packages contain the expected files; they are built from the last commit, so uncommitted files are missing."""
     (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     assert [*package_check.wheel_problems(wheel)] == []
     assert [*package_check.source_problems(source)] == []
@@ -52,7 +52,7 @@ def test_what_is_wrong_with_a_wheel_is_reported(dist: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_source_distribution_passes_its_tests(dist: Path, tmp_path: Path) -> None:
-    """Those that read files other than modules."""
+    """The tests that read files other than modules pass in the unpacked source distribution."""
     (source,) = dist.glob("*.tar.gz")
     with tarfile.open(source) as archive:
         archive.extractall(tmp_path, filter="data")

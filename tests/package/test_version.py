@@ -1,4 +1,4 @@
-"""One version: slm_lab.__version__; CITATION.cff and CHANGELOG.md say the same."""
+"""Tests that slm_lab.__version__, CITATION.cff and CHANGELOG.md state the same version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflows and hooks run make targets."""
+"""Tests that workflows and hooks run only make targets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read(path: Path) -> Any:
 
 
 def test_targets_are_declared() -> None:
-    """As phony: a file of that name would stop them."""
+    """All targets are declared as phony: otherwise a file with the name of a target would prevent make from running it."""
     declared = set(" ".join(re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)).split())
     assert declared == TARGETS
 

@@ -1,6 +1,6 @@
-"""The forms of the spec files that SLM Lab v5.3 publishes: algorithm × memory × net × kind of env, with the keys that those files use.
+"""The forms of the spec files that SLM Lab v5.3 publishes: algorithm × memory × net × kind of env, with the keys of those files.
 
-Written in their style: `net.type`, all keys that SLM Lab needs, `max_t` null, one object for each schedule.
+The specs follow the style of those files: `net.type`, all keys that SLM Lab needs, `max_t` null, one object for each schedule.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Form(NamedTuple):
     critic_net: Keys | None = None
 
     def raw(self) -> Keys:
-        """Return the raw spec, without the number of frames."""
+        """Return the raw spec without the number of frames."""
         agent = {"name": "theirs", "algorithm": self.algorithm, "memory": self.memory, "net": self.net or {}}
         if self.critic_net is not None:
             agent["critic_net"] = self.critic_net

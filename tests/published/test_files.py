@@ -1,4 +1,4 @@
-"""SLM Lab's own spec files build and train: 60 of those in the folder SLM_LAB_SPECS, if it is set.
+"""Tests that SLM Lab's spec files build and train: 60 files of the folder SLM_LAB_SPECS, if it is set.
 
 SLM_LAB_SPECS=…/SLM-Lab/slm_lab/spec pytest -m slow tests/published/test_files.py
 """
@@ -21,11 +21,11 @@ from tests.published.test_forms import enough, most_updates
 FOLDER = os.environ.get("SLM_LAB_SPECS", "")
 COUNT = 60
 ENVS = {"playground": "playground/CheetahRun", "mujoco": "Hopper-v5", "atari": "ALE/Pong-v5"}
-"""Word in a file's path → what fills its ${env}."""
+"""Word in a file's path → value of its ${env}."""
 
 
 def entries() -> Iterator[tuple[str, str]]:
-    """Yield file and name of each spec."""
+    """Yield the file and the name of each spec."""
     for file in sorted(Path(FOLDER).rglob("*.*")) if FOLDER else ():
         if file.suffix in (".json", ".yaml"):
             for name, raw in raw_entries(str(file))[1].items():
@@ -43,7 +43,7 @@ def components(file: str, name: str) -> tuple[str, ...]:
 
 
 def sample() -> list[tuple[str, str]]:
-    """Return COUNT specs: one for each combination of algorithm, memory and net, then others spread evenly over the files."""
+    """Return COUNT specs: one for each combination of algorithm, memory and net, and others spread evenly over the files."""
     every = list(entries())
     kinds = {components(*one): one for one in reversed(every)}
     others = [one for one in every if one not in kinds.values()]
@@ -55,15 +55,15 @@ SOME = sample()
 
 
 def values(file: str, name: str) -> list[str]:
-    """Return what fills the variables of a spec."""
+    """Return the assignments of the variables of a spec."""
     text = json.dumps(raw_entries(file)[1][name])
     env = next((env for word, env in ENVS.items() if word in file), "CartPole-v1")
     sets = [f"{key}={value}" for key, value in (("env", env), ("max_frame", 1_000_000)) if f"${{{key}}}" in text]
-    return [*sets, "env.num_envs=64"] if "playground" in env else sets  # rollouts of its 2,048 envs take 10 GB
+    return [*sets, "env.num_envs=64"] if "playground" in env else sets  # rollouts of 2,048 envs take 10 GB
 
 
 def short(spec: Spec) -> list[str]:
-    """Return --set arguments with which a Session trains twice within some seconds."""
+    """Return --set arguments with which a Session trains twice within a few seconds."""
     algorithm = spec.agent.algorithm
     sets = ["meta.max_session=1"]  # mode dev runs one Session, which collects all frames, also with distributed
     if not algorithm.on_policy:
@@ -74,13 +74,16 @@ def short(spec: Spec) -> list[str]:
 
 
 def frames_of(spec: Spec) -> int:
-    """Return frames for two updates: off-policy fewer than in test_forms, since 40 of them, of images in large batches, take minutes."""
+    """Return the frames for two updates.
+
+    Off-policy specs get fewer than in test_forms: 40 updates from images in large batches take minutes.
+    """
     algorithm, net = spec.agent.algorithm, spec.agent.net
     if algorithm.on_policy or net is None or net.recurrent:
         return enough(spec)
     start, step = spec.agent.training_start, max(algorithm.training_frequency, spec.env.num_envs)
-    resets = 0 if spec.env.name.startswith("ALE/") else start // 8  # short episodes: rows that are no transitions
-    delay = getattr(algorithm, "policy_delay", 1)  # gradient steps of the critics until the policy's weights change
+    resets = 0 if spec.env.name.startswith("ALE/") else start // 8  # episodes are short, and the row after a reset is not a transition
+    delay = getattr(algorithm, "policy_delay", 1)  # critic updates per policy update
     frames: int = (-(-(start + resets) // step) + max(1, delay)) * step
     return frames
 
@@ -89,7 +92,7 @@ def frames_of(spec: Spec) -> int:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("file", "name"), SOME)
 def test_builds_and_trains(file: str, name: str, tmp_path: Path) -> None:
-    """`check --build` passes, and mode dev makes two updates or more."""
+    """`check --build` passes, and mode dev makes at least two updates."""
     sets = values(file, name)
     words = [word for one in sets for word in ("--set", one)]
     assert main(["check", file, name, "--build", *words]) == 0

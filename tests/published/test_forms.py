@@ -1,4 +1,4 @@
-"""Every form of SLM Lab's published specs is accepted as it is written there, builds, and trains."""
+"""Tests that every form of SLM Lab's published specs is accepted unchanged, builds and trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.published.forms import FORMS
 
 
 def written(name: str, folder: Path, frames: int | None = None) -> Path:
-    """Write the spec of a form to a file, with so many frames."""
+    """Write the spec of a form with the given number of frames to a file."""
     raw = FORMS[name].raw()
     if frames is not None:
         raw["env"]["max_frame"] = frames
@@ -26,7 +26,7 @@ def written(name: str, folder: Path, frames: int | None = None) -> Path:
 
 
 def enough(spec: Spec) -> int:
-    """Return frames in which each Session trains at least twice."""
+    """Return a number of frames in which each Session trains at least twice."""
     algorithm, envs = spec.agent.algorithm, spec.env.num_envs
     if not algorithm.learns:
         return 200
@@ -55,7 +55,7 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_is_valid(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Recognised as one for SLM Lab; the last line of `check` says what differs."""
+    """The spec is recognised as written for SLM Lab, and the last line of `check` lists the differences."""
     path = written(name, tmp_path)
     loaded = load_with_notices(str(path), "theirs")
     if FORMS[name].net is not None:
@@ -69,7 +69,7 @@ def test_is_valid(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FORMS)
 def test_builds_and_trains(name: str, tmp_path: Path) -> None:
-    """`check --build` passes, and mode dev makes two updates or more."""
+    """`check --build` passes, and mode dev makes at least two updates."""
     if "atari" in name or "atari" in FORMS[name].env:
         pytest.importorskip("ale_py")
     spec = load_with_notices(str(written(name, tmp_path)), "theirs").specs[0]

@@ -1,4 +1,4 @@
-"""Commands that start quickly, and runs to resume."""
+"""Fixtures of the resume tests: commands that start quickly, and projects with runs to resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 
 
 class Project:
-    """A folder with a spec file and a data folder, in which commands run."""
+    """Folder in which commands run, with a spec file and a data folder."""
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self.launcher, self.folder, self.data = launcher, folder, folder / "data"
@@ -35,26 +35,26 @@ class Project:
         return self.launcher.start([*words, "--data-dir", self.data], self.folder)
 
     def run(self, *words: object, code: int = 0) -> str:
-        """Run a command that ends with an exit code; return what it printed."""
+        """Run a command, check its exit code, and return its output."""
         running = self.start(*words)
         assert running.wait() == code, running.text
         assert "Traceback" not in running.text, running.text
         return running.text
 
     def train(self, body: dict[str, Any], *words: object, code: int = 0) -> RunPaths:
-        """Train a spec."""
+        """Train a spec; return the paths of the run."""
         self.write(body)
         self.run("spec.json", "small", "train", *words, code=code)
         return self.paths
 
     @property
     def paths(self) -> RunPaths:
-        """The latest run."""
+        """Paths of the latest run."""
         return RunPaths(runs_of_spec(self.data, "small")[-1], "small")
 
 
 @pytest.fixture
 def project(launcher: Launcher, tmp_path: Path) -> Iterator[Project]:
-    """A project whose commands end with the test: one that goes on training would slow down all tests after it."""
+    """Project whose commands are killed at the end of the test: a command that kept training would slow down all later tests."""
     yield Project(launcher, tmp_path)
     launcher.kill_commands()

@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments, and what must hold when they have been resumed and are finished."""
+"""Runs that are killed at random moments and resumed, and the checks of the finished runs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PBT = {"num_policies": 2, "pbt": {"period": 600, "start": 600}}
 
 @dataclass(frozen=True)
 class Case:
-    """A spec to kill.
+    """Spec whose runs are killed.
 
     Attributes:
-        sections: of the spec's body: env, algorithm, net, memory, policies, meta.
+        sections: sections of the spec's body: env, algorithm, net, memory, policies, meta.
         exact: each resume must report that it is exact.
     """
 
@@ -89,9 +89,9 @@ QUICK = ("PPO",)
 
 
 class Killed:
-    """A case whose runs are killed, with a run of it that was not.
+    """Runs of a case that are killed and resumed, and one run that is not killed for comparison.
 
-    Args: seed: of the moments; printed by a test that fails.
+    Args: seed: seed of the moments of the kills, which a failing test prints.
     """
 
     def __init__(self, case: Case, launcher: Launcher, folder: Path, seed: int) -> None:
@@ -109,7 +109,7 @@ class Killed:
         return RunPaths(runs_of_spec(self.folder / data, "small")[-1], "small")
 
     def chain(self, number: int, kills: int) -> int:
-        """Kill a run so often, resuming it each time, then finish and check it. Return the number of kills that met a run under way."""
+        """Kill and resume a run up to `kills` times, then finish and check it. Return the number of kills that ended a running process."""
         data, done = f"chain_{number}", 0
         told: list[str] = []
         for _ in range(kills):
@@ -135,7 +135,7 @@ class Killed:
         return done
 
     def _words(self, data: str) -> list[str]:
-        """Resume a run, if its first start got as far as to save its spec; else train."""
+        """Return the command that resumes the run if its first start has saved the spec, and else trains it."""
         paths = self._paths(data)
         begun = paths is not None and paths.spec.is_file()
         return ["train@latest" if begun else "spec.json", *([] if begun else ["small", "train"]), "--data-dir", data]
@@ -145,7 +145,7 @@ class Killed:
         return RunPaths(found[-1], "small") if found else None
 
     def _kill(self, running: Running, data: str) -> str:
-        """Kill a run at a random moment, or when it reaches a random frame: its first process, or all at once."""
+        """Kill the first process or all processes of a run, at a random moment or frame; return a description of the kill."""
         group, at_frame = self.random.random() < 0.5, self.random.random() < 0.5
         frames = self.case.frames // (self.case.sections.get("meta", {}).get("max_session", 1) if not self.case.exact else 1)
         frame, delay = self.random.randrange(1, frames), self.random.uniform(0.0, 1.2 * self.seconds)
@@ -165,13 +165,13 @@ class Killed:
 
 
 def tables(paths: RunPaths, case: Case) -> Iterator[int]:
-    """Yield the numbers of the tables of a run."""
+    """Yield the indices of the tables of a run."""
     meta = case.sections.get("meta", {})
     yield from range(meta.get("max_session", 1) * paths.policies)
 
 
 def check_complete(paths: RunPaths, case: Case) -> None:
-    """Rows on the grid of log_frequency, none missing, none twice, each line whole; metrics of every Session."""
+    """Check that each row on the grid of log_frequency exists once, that each line is complete, and that all Sessions have metrics."""
     body = json.loads(paths.spec.read_text())["small"]
     meta = body["meta"]
     sessions = meta["max_session"]
@@ -192,7 +192,7 @@ def check_complete(paths: RunPaths, case: Case) -> None:
 
 
 def check_frames(frames: list[int], every: int, limit: int, name: str) -> None:
-    """One row each `every` frames, at the first step that reaches a multiple of it, and one at the end."""
+    """Check that there is one row per `every` frames, at the first step that reaches a multiple of it, and one at the end."""
     grid = [frame // every for frame in frames]
     assert frames == sorted(set(frames)), f"{name}: rows repeat or go back: {frames}"
     assert frames[-1] >= limit, f"{name}: ends at {frames[-1]}"
@@ -201,7 +201,7 @@ def check_frames(frames: list[int], every: int, limit: int, name: str) -> None:
 
 
 def check_starts(paths: RunPaths, case: Case) -> bool:
-    """Each start is recorded, with its grade. Return whether all went on exactly."""
+    """Check that the recorded starts are exact if the case requires it; return whether all Sessions continued exactly."""
     history = json.loads(paths.spec.read_text())["small"]["meta"]["run"]
     grades = [start.get("exact", start.get("status") in ("finished", "new")) for one in history[1:] for start in one["continues"].values()]
     if case.exact:
@@ -210,7 +210,7 @@ def check_starts(paths: RunPaths, case: Case) -> bool:
 
 
 def check_equal(one: RunPaths, other: RunPaths, case: Case) -> None:
-    """Two runs have the same rows and the same final state."""
+    """Check that two runs have the same rows and the same final state."""
     for table in tables(one, case):
         for mode in ("train", "eval"):
             assert rows(one.session_df(table, mode)) == rows(other.session_df(table, mode))

@@ -1,6 +1,6 @@
-"""Commands of slm_lab that start in milliseconds: each is a fork of one process that has loaded everything.
+"""Commands of slm_lab that start in milliseconds: each is a fork of one server process that has imported everything.
 
-`Launcher` starts that process; this module run as a program is it.
+`Launcher` starts the server process, which runs this module as a program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any
 from tests.blank import BlankRenderer
 
 MARK = "SLM_LAB_TEST"
-"""Environment variable by which all processes of a command are found."""
+"""Environment variable that identifies all processes of a command."""
 _LOADED = (
     "gymnasium",
     "torch",
@@ -29,14 +29,14 @@ _LOADED = (
     "slm_lab.experiment.run.trial",
 )
 _LIMIT = 240.0
-"""Seconds after which a command that runs is an error, on a machine with much else to do."""
+"""Seconds after which a command that still runs is an error; long enough for a busy machine."""
 
 
 class Running:
-    """A command that was started.
+    """Command that was started.
 
     Attributes:
-        pid: of the process that reads the command line.
+        pid: id of the process that reads the command line.
         output: file with its stdout and stderr.
     """
 
@@ -51,7 +51,7 @@ class Running:
         return self.status
 
     def wait(self, seconds: float = _LIMIT) -> int:
-        """Return the exit code when the process has ended."""
+        """Wait until the process has ended; return its exit code."""
         end = time.monotonic() + seconds
         while (status := self.poll()) is None:
             assert time.monotonic() < end, f"still running:\n{self.text}"
@@ -60,27 +60,27 @@ class Running:
 
     @property
     def text(self) -> str:
-        """What it has printed."""
+        """Output of the command so far."""
         return self.output.read_text(errors="replace")
 
     def processes(self) -> list[int]:
-        """Return the processes that it has started, directly or not, and that still run."""
+        """Return the ids of the running processes that the command has started, directly or indirectly."""
         return _processes(f"{self.launcher.name}_{self.number}_")
 
     def kill(self, *, group: bool = False) -> None:
-        """Kill the process (SIGKILL), with `group` and all that it has started."""
+        """Kill the process (SIGKILL) and, with `group`, all processes that it has started."""
         for pid in [self.pid, *(self.processes() if group else [])]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.wait()
-        while group and (left := self.processes()):  # those that were being started
+        while group and (left := self.processes()):  # processes that were being started
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
 
 class Launcher:
-    """The process of which commands are forks."""
+    """Server process that forks itself for each command."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name, self.count = folder, f"{os.getpid()}_{time.monotonic_ns()}", 0
@@ -91,7 +91,7 @@ class Launcher:
         )
 
     def ask(self, **request: Any) -> Any:
-        """Send a request and return the answer."""
+        """Send a request to the server process and return its answer."""
         to, answers = self.process.stdin, self.process.stdout
         to.write(json.dumps(request) + "\n")
         to.flush()
@@ -106,12 +106,12 @@ class Launcher:
         return Running(self, self.count, pid, output)
 
     def run(self, words: Sequence[object], cwd: Path) -> tuple[int, str]:
-        """Run a command in a folder; return its exit code and what it printed."""
+        """Run a command in a folder; return its exit code and its output."""
         running = self.start(words, cwd)
         return running.wait(), running.text
 
     def kill_commands(self) -> None:
-        """Kill all commands that still run, and what they have started."""
+        """Kill all running commands and the processes that they have started."""
         self.ask(kill=True)
         while left := _processes(f"{self.name}_"):
             for pid in left:
@@ -119,16 +119,16 @@ class Launcher:
                     os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process and what is left of its commands."""
+        """End the server process and all running commands."""
         self.kill_commands()
         self.process.stdin.close()
         self.process.wait(30)
 
 
 def _processes(mark: str) -> list[int]:
-    """Return the processes, zombies left out, that were started by commands whose MARK begins like this.
+    """Return the ids of processes, except zombies, that were started by commands whose MARK begins with `mark`.
 
-    A command itself is not among them: /proc shows the environment with which a program began, and a command is a fork.
+    A command itself is not included: /proc shows the environment with which a program began, and a command is a fork.
     """
     begin, found = f"{MARK}={mark}".encode(), []
     for entry in Path("/proc").iterdir():
@@ -140,7 +140,7 @@ def _processes(mark: str) -> list[int]:
 
 
 def _serve(requests: IO[str], answers: IO[str]) -> None:
-    """Fork a process for each command, until the requests end."""
+    """Answer requests until their end: fork a process for a command, poll one, or kill all."""
     for name in _LOADED:
         import_module(name)
     import_module("slm_lab.experiment.report.writer").PNGRenderer = BlankRenderer  # type: ignore[attr-defined]

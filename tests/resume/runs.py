@@ -1,4 +1,4 @@
-"""Sessions that are stopped at a frame, and continued from their run folder."""
+"""Functions that stop Sessions at a frame, continue them from their run folder, and compare the results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StopAt:
 
 
 def train(spec: Spec, root: Path, stops: Sequence[int] = ()) -> tuple[Session, RunPaths]:
-    """Train Session 0 of a spec in a folder, stopped at these frames and continued each time; return the last Session."""
+    """Train Session 0 of a spec in a folder, with a stop and a continuation at each frame of `stops`; return the last Session."""
     paths = RunPaths(root, spec.name)
     root.mkdir()
     paths.make_dirs()
@@ -69,7 +69,7 @@ def train(spec: Spec, root: Path, stops: Sequence[int] = ()) -> tuple[Session, R
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table without what depends on the speed of the machine."""
+    """Return the rows of a table without the columns that depend on the speed of the machine."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -77,7 +77,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def differing(one: Any, other: Any, path: str = "") -> list[str]:
-    """Return the paths at which two bundles differ, times aside."""
+    """Return the paths at which two bundles differ, except for times."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [found for key in one for found in differing(one[key], other[key], f"{path}/{key}") if not _is_time(f"{path}/{key}")]
     if isinstance(one, list | tuple) and type(one) is type(other) and len(one) == len(other):
@@ -95,5 +95,5 @@ def _is_time(path: str) -> bool:
 
 
 def bundle(paths: RunPaths, index: int = 0, which: Literal["last", "best"] = "last") -> dict[str, Any]:
-    """Return the last checkpoint of a Session, or the best of a table."""
+    """Return the last checkpoint of a Session, or the best checkpoint of a table."""
     return state.load(paths.checkpoint(index * (paths.policies if which == "last" else 1), which))

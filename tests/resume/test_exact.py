@@ -1,4 +1,4 @@
-"""A run that is stopped and continued writes the same bytes as one without a break."""
+"""Tests of exact resume: a run that is stopped and continued writes the same bytes as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_stopped_and_continued_equals_straight(name: str, tmp_path: Path) -> Non
 
 
 def test_a_continued_run_does_not_evaluate_nothing(tmp_path: Path) -> None:
-    """The comparison above would notice a difference: another seed gives other rows."""
+    """Another seed gives other rows, so that the comparison above can detect a difference."""
     one, other = small("PPO", "CartPole-v1"), small("PPO", "CartPole-v1", meta={"random_seed": 4})
     assert rows(train(one, tmp_path / "a")[1].session_df(0)) != rows(train(other, tmp_path / "b")[1].session_df(0))
 

@@ -1,4 +1,4 @@
-"""Resume after what goes wrong on a machine: a full disk, a folder without permission, two processes, files that are damaged."""
+"""Tests of resume after faults: a full disk, a read-only folder, concurrent and blocked processes, damaged files, user errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ppo(frames: int = 1200, **meta: Any) -> Case:
 
 
 def endless(**meta: Any) -> Case:
-    """A run that a test stops; `--set env.max_frame` ends it."""
+    """Return a case that trains until the test stops it; `--set env.max_frame` sets an end."""
     return ppo(10**9, **meta)
 
 
@@ -50,7 +50,7 @@ def until(condition: Callable[[], Any], *running: Running, seconds: float = 120.
 
 
 def has_rows(project: Project, sessions: int = 1, beyond: int = 0) -> Callable[[], bool]:
-    """Whether each Session of the latest run has a checkpoint, and a row after a frame."""
+    """Return a condition: each Session of the latest run has a checkpoint and a row after the frame `beyond`."""
 
     def begun() -> bool:
         if not runs_of_spec(project.data, "small"):
@@ -62,13 +62,13 @@ def has_rows(project: Project, sessions: int = 1, beyond: int = 0) -> Callable[[
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Return every file of a run, but for its lock files and what TensorBoard writes."""
+    """Return the content of every file of a run, except lock files and TensorBoard's files."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "tensorboard" not in str(path)]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files if not path.name.startswith(".lock")}
 
 
 def killed(project: Project, case: Case, sessions: int = 1) -> RunPaths:
-    """Return a run that was killed with all its processes when each Session had a checkpoint beyond its second row."""
+    """Train a run and kill all its processes when each Session has a checkpoint beyond its second row; return its paths."""
     project.write(case.body())
     running = project.start("spec.json", "small", "train")
     until(has_rows(project, sessions, 400), running)
@@ -79,7 +79,7 @@ def killed(project: Project, case: Case, sessions: int = 1) -> RunPaths:
 
 
 def finish(project: Project, case: Case, *words: object) -> str:
-    """Resume the latest run to a near end, and check its tables."""
+    """Resume the latest run, end it a few hundred frames later, and check its tables; return the output."""
     saved = [state.load(path) for path in project.paths.model_dir.glob("*_ckpt-last.pt")]
     end = max(bundle["policies"][0]["clock"]["frame"] for bundle in saved) // 100 * 100 + 500
     text = project.run("train@latest", "--set", f"env.max_frame={end}", *words)
@@ -96,7 +96,7 @@ def history(paths: RunPaths) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 20 MB."""
+    """Mount a file system of 20 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", folder], capture_output=True).returncode:
@@ -106,7 +106,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """Fill a file system."""
+    """Fill a file system with one file; return the path of the file."""
     path = folder / "filler"
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:
@@ -115,7 +115,7 @@ def fill(folder: Path) -> Path:
 
 
 def test_a_disk_that_fills_while_it_trains(project: Project, small_disk: Path) -> None:
-    """Exit code 1 and the cause; the last complete checkpoint stays. A resume says that there is no room; with room again, it continues."""
+    """Training ends with exit code 1 and the cause, and keeps the last complete checkpoint; a resume continues once there is space."""
     case = endless()
     project.data = small_disk / "data"
     project.write(case.body())
@@ -127,7 +127,7 @@ def test_a_disk_that_fills_while_it_trains(project: Project, small_disk: Path) -
     assert "Traceback" not in running.text
     saved = state.load(project.paths.checkpoint(0, "last"))
     before = content(project.paths.root)
-    filler = fill(small_disk)  # what the run has freed
+    filler = fill(small_disk)  # fills the space that the run has freed
     text = project.run("train@latest", code=2)
     assert "a run needs 16 MiB of disk space" in text
     assert content(project.paths.root) == before
@@ -137,7 +137,7 @@ def test_a_disk_that_fills_while_it_trains(project: Project, small_disk: Path) -
 
 
 def locked(*folders: Path, on: bool = True) -> None:
-    """Make folders immutable, which binds root too (chattr +i)."""
+    """Make folders immutable, for root too (chattr +i); with `on` False, make them mutable again."""
     for folder in folders:
         done = subprocess.run(["chattr", "+i" if on else "-i", folder], capture_output=True)
         if done.returncode and on:
@@ -166,7 +166,7 @@ def test_a_folder_that_turns_read_only_while_it_trains(project: Project) -> None
 
 @pytest.fixture
 def read_only() -> Iterator[Callable[[Path], None]]:
-    """read_only(folder): mount it read-only on itself, which binds root too."""
+    """Return a function that makes a folder read-only, for root too, by a bind mount on itself."""
     mounted: list[Path] = []
 
     def mount(folder: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_folder_that_is_read_only_before_a_resume(sessions: int, project: Proj
 
 
 def test_two_resumes_at_once(project: Project) -> None:
-    """The second one says who holds the run, and changes nothing; the first one continues."""
+    """The second resume names the process that uses the run, and changes nothing; the first one continues."""
     case = endless()
     paths = killed(project, case)
     first = project.start("train@latest")
@@ -264,7 +264,7 @@ def test_keys_that_keep_the_previous_number_of_frames_are_listed(tmp_path: Path)
 
 
 def test_a_stale_lock(project: Project) -> None:
-    """The holder was killed, its process id may be another program's by now: the next start says so and continues."""
+    """If the process in the lock was killed, the next start says so and continues; another program may have its id by then."""
     case = endless()
     paths = killed(project, case)
     holder = json.loads(paths.lock.read_text())
@@ -276,7 +276,7 @@ def test_a_stale_lock(project: Project) -> None:
 
 @pytest.mark.slow
 def test_sessions_of_a_killed_trial_that_still_save(project: Project) -> None:
-    """A resume waits until they have ended, and continues from what they have saved."""
+    """A resume waits until these Sessions have ended, and continues from the states that they have saved."""
     case = endless(max_session=2, save_interval=3600.0)
     project.write(case.body())
     running = project.start("spec.json", "small", "train")
@@ -301,7 +301,7 @@ def test_sessions_of_a_killed_trial_that_still_save(project: Project) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_during_a_resumed_run(project: Project) -> None:
-    """A run with four starts equals one without a break."""
+    """A run with four starts equals an uninterrupted one."""
     case = ppo(6000)
     straight = project.train(case.body())
     one = RunPaths(straight.root.rename(project.folder / "straight"), "small")
@@ -346,7 +346,7 @@ def test_an_env_that_blocks(sessions: int, project: Project) -> None:
 
 
 def test_a_torn_last_line(project: Project) -> None:
-    """What a killed process left of a row is cut off, and so are the rows after the checkpoint."""
+    """An incomplete row of a killed process is cut off, and so are the rows after the checkpoint."""
     case = endless()
     paths = killed(project, case)
     with paths.session_df(0).open("ab") as file:
@@ -357,7 +357,7 @@ def test_a_torn_last_line(project: Project) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("left", ["nothing", "a part", "an empty file"])
 def test_a_table_that_lost_rows(left: str, project: Project) -> None:
-    """Rows cannot be made again: the run continues and reports what is missing."""
+    """Lost rows cannot be recreated: the run continues and reports what is missing."""
     paths = killed(project, endless())
     table = paths.session_df(0)
     text = table.read_bytes()
@@ -381,12 +381,12 @@ def test_a_table_that_lost_rows(left: str, project: Project) -> None:
 
 @pytest.mark.slow
 def test_what_killed_processes_leave_is_removed(project: Project) -> None:
-    """Halves of files that were being written."""
+    """These are the temporary files of incomplete writes."""
     case = endless()
     paths = killed(project, case)
     for name in (".0123.tmp", "model/.small_t0_s0_ckpt-best.pt.tmp", "graph/.4567.tmp"):
         (paths.root / name).write_bytes(b"half")
-    finish(project, case)  # checks that none is left
+    finish(project, case)  # checks that no temporary file is left
 
 
 # ---- changes
@@ -394,7 +394,7 @@ def test_what_killed_processes_leave_is_removed(project: Project) -> None:
 
 @pytest.mark.slow
 def test_a_finished_run_is_extended(project: Project) -> None:
-    """As if it had been as long from the beginning."""
+    """The extended run equals a run that had this length from the beginning."""
     case, longer = ppo(1200), ppo(2400)
     long = project.train(longer.body())
     one = RunPaths(long.root.rename(project.folder / "straight"), "small")
@@ -419,7 +419,7 @@ def test_a_finished_run_is_extended(project: Project) -> None:
 
 @pytest.mark.slow
 def test_seeds_are_added(project: Project) -> None:
-    """The files of finished Sessions stay as they are; a new one is the same as in a run that had it from the beginning."""
+    """The files of finished Sessions do not change; a new Session is the same as in a run that had it from the beginning."""
     both = ppo(max_session=2)
     project.train(both.body())
     one = RunPaths(project.paths.root.rename(project.folder / "straight"), "small")
@@ -437,7 +437,7 @@ def test_seeds_are_added(project: Project) -> None:
 
 @pytest.mark.slow
 def test_a_failed_session_is_retried(project: Project) -> None:
-    """One of two is killed: the trial ends with exit code 1. The next start continues that one alone."""
+    """If one of two Sessions is killed, the trial ends with exit code 1, and the next start continues only this Session."""
     case = ppo(8000, max_session=2)
     project.write(case.body())
     running = project.start("spec.json", "small", "train")
@@ -460,7 +460,7 @@ def test_a_failed_session_is_retried(project: Project) -> None:
 
 
 def refused(project: Project, *words: object, says: str, root: Path | None = None) -> None:
-    """Exit code 2, one message without a traceback, and no file of the run changed."""
+    """Check that a command ends with exit code 2 and one message without a traceback, and changes no file of the run."""
     root = root or project.folder
     before = content(root)
     text = project.run(*words, code=2)
@@ -471,7 +471,7 @@ def refused(project: Project, *words: object, says: str, root: Path | None = Non
 
 @pytest.fixture(scope="module")
 def finished(launcher: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with a finished run, to be copied."""
+    """Folder of a project with a finished run, from which tests make copies."""
     project = Project(launcher, tmp_path_factory.mktemp("finished"))
     project.train(ppo(400).body())
     return project.folder
@@ -479,7 +479,7 @@ def finished(launcher: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def done(finished: Path, project: Project) -> Project:
-    """A project with a finished run of its own."""
+    """Project with a copy of the finished run, which the test may change."""
     shutil.copytree(finished, project.folder, dirs_exist_ok=True)
     return project
 
@@ -505,7 +505,7 @@ def test_a_run_without_its_spec(done: Project) -> None:
 
 
 def test_a_run_whose_spec_was_not_completely_written(done: Project) -> None:
-    """The copy of the trial alone, and half a file."""
+    """Two cases: the spec is missing and only the trial's copy exists; the spec is truncated."""
     paths = done.paths
     spec = paths.spec.read_bytes()
     paths.spec.unlink()
@@ -548,7 +548,7 @@ def test_a_damaged_checkpoint(damage: str, done: Project) -> None:
 
 
 def test_a_damaged_table(done: Project) -> None:
-    """Its rows would be continued: a frame that is too great would be the next row's. Without it the run goes on."""
+    """A table whose frames do not fit is refused, because new rows would be appended to it; without the table, the run continues."""
     path = done.paths.session_df(0)
     path.write_bytes(path.read_bytes().replace(b"\n400,", b"\n500,"))
     refused(done, "train@latest", "--set", "env.max_frame=800", says=f"{path} is damaged")
@@ -565,7 +565,7 @@ def test_a_run_of_slm_lab_is_not_continued(done: Project) -> None:
 
 
 def test_a_changed_net(done: Project) -> None:
-    """By --set, and by editing the saved spec."""
+    """A change of the net is refused, by --set and by an edit of the saved spec."""
     paths = done.paths
     says = "cannot be continued with another value of"
     change = "agent.net.hid_layers=[32]"

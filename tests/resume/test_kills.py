@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: no run is lost, and a resumed run is the same as one without a break wherever it says so."""
+"""Tests of SIGKILL at any moment: no run is lost, and a resume that reports to be exact gives the same run as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.resume.kills import CASES, QUICK, Killed
 from tests.resume.launcher import Launcher
 
 SEED = int(os.environ.get("KILL_SEED", "0"))
-"""Of the moments; a failing test prints what it did."""
+"""Seed of the moments of the kills; a failing test prints its kills."""
 
 
 # ---- runs
@@ -31,12 +31,12 @@ def test_a_killed_run_goes_on(name: str, launcher: Launcher, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_rollout_workers_draw_the_same_numbers_in_each_run(launcher: Launcher, tmp_path: Path) -> None:
-    """Also from torch's global generator, which the system seeds in each process."""
+    """This includes numbers from torch's global generator, which the system seeds in each process."""
     Killed(replace(CASES["sampler in turns"], frames=640), launcher, tmp_path / "runs", SEED).chain(0, 0)
 
 
 KILLS = int(os.environ.get("KILLS", "9"))
-"""Of each case: 117 in all."""
+"""Kills of each case: 117 in all."""
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def _numbered(number: int, size: int) -> dict[str, Any]:
 
 
 def _check(path: Path, at_least: int) -> int:
-    """Return the number of a bundle, which is complete and not older than the reader has seen."""
+    """Check that a bundle is complete and has at least the number `at_least`; return its number."""
     found = state.load(path)
     number = int(found["number"])
     assert number >= at_least, f"bundle {number} after {at_least}"
@@ -72,9 +72,9 @@ def _check(path: Path, at_least: int) -> int:
 
 
 class Writer:
-    """A process that does nothing but write bundles, numbered upwards.
+    """Process that only writes bundles with increasing numbers.
 
-    Args: stops_before: it stops (SIGSTOP) at this call in the save of the bundle after `first`; None: it does not.
+    Args: stops_before: function of os before which the process stops (SIGSTOP) as it saves the bundle after `first`; None: no stop.
     """
 
     def __init__(self, path: Path, first: int, size: int, stops_before: str | None = None) -> None:
@@ -82,7 +82,7 @@ class Writer:
         self.pid, self.reader = os.fork(), reader
         if self.pid == 0:
             try:
-                torch.set_num_threads(1)  # threads of a forked process do not exist
+                torch.set_num_threads(1)  # a forked process does not have its parent's threads
                 if stops_before is not None:
                     _stop_before(stops_before)
                 for number in range(first + 1, first + 100_000):
@@ -93,7 +93,7 @@ class Writer:
         os.close(writer)
 
     def end(self) -> int:
-        """Kill it and return the last number that it said was saved, -1 if it said none."""
+        """Kill the process; return the last number that it reported as saved, or -1 if it reported none."""
         os.kill(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
         assert os.WTERMSIG(status) == signal.SIGKILL
@@ -113,7 +113,7 @@ def _stop_before(call: str) -> None:
 
 
 def kill_writers(path: Path, kills: int, moments: random.Random) -> int:
-    """Kill writers of one file at random moments, each time after reading what there is; return the number of the last bundle."""
+    """Kill writers of one file at random moments, while the file is read and checked; return the number of the last bundle."""
     number = 0
     state.save(path, _numbered(0, 10))
     for kill in range(kills):
@@ -136,7 +136,7 @@ def kill_writers(path: Path, kills: int, moments: random.Random) -> int:
 
 @pytest.mark.slow
 def test_a_reader_finds_a_complete_bundle(tmp_path: Path) -> None:
-    assert kill_writers(tmp_path / "small_t0_s0_ckpt-last.pt", 24, random.Random(SEED)) > 0  # how many depends on the machine's load
+    assert kill_writers(tmp_path / "small_t0_s0_ckpt-last.pt", 24, random.Random(SEED)) > 0  # the number depends on the machine's load
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def gymnasium_ids() -> None:
 
 
 def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A copy of `base` with keys set by dotted path; ... removes a key."""
+    """Return a copy of `base` with keys set by dotted path; the value ... removes a key."""
     result = copy.deepcopy(base)
     for path, value in changes.items():
         node: Any = result
@@ -60,21 +60,21 @@ class Specs:
         return path
 
     def load(self, changes: dict[str, Any] | None = None, sets: list[str] | None = None) -> Spec:
-        """The PPO spec with changes, under the name "ppo"."""
+        """Load the changed PPO spec, under the name "ppo"."""
         return load_spec(self.file({"ppo": changed(PPO, changes or {})}), "ppo", sets or [])
 
     def problems(self, changes: dict[str, Any], sets: list[str] | None = None) -> list[str]:
-        """The problems of the changed PPO spec: path, and code unless it is "invalid"."""
+        """Return the problems of the changed PPO spec: the path of each, and its code unless it is "invalid"."""
         return self.found(self.load, changes, sets)
 
     def messages(self, changes: dict[str, Any]) -> list[str]:
-        """The problems of the changed PPO spec, in full."""
+        """Return the full texts of the problems of the changed PPO spec."""
         with pytest.raises(SpecError) as caught:
             self.load(changes)
         return [str(problem) for problem in caught.value.problems]
 
     def found(self, call: Callable[..., Any], *arguments: Any) -> list[str]:
-        """The problems of the SpecError that a call raises."""
+        """Return the problems of the SpecError that a call raises, in the form of `problems`."""
         with pytest.raises(SpecError) as caught:
             call(*arguments)
         problems = caught.value.problems
@@ -82,13 +82,13 @@ class Specs:
         return [f"{problem.path} ({problem.code})" if problem.code != "invalid" else problem.path for problem in problems]
 
     def notices(self) -> list[str]:
-        """Paths of the notices so far; "--set x" for a variable that nothing uses."""
+        """Return the paths of the notices so far; "--set x" for a variable that nothing uses."""
         texts = [record.getMessage() for record in self.log.records]
         check_wording(self.test, texts)
         return [text.split(": ")[0 if text.startswith("--set") else 1] for text in texts]
 
     def told(self) -> list[str]:
-        """The notices so far, in full."""
+        """Return the full texts of the notices so far."""
         return [record.getMessage() for record in self.log.records]
 
 

@@ -1,4 +1,4 @@
-"""`arc_file`: the graph of a TorchArcNet in a file of its own."""
+"""Tests of `arc_file`: the graph of a TorchArcNet in a separate file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs written for SLM Lab: which are recognised, what is noted of them, and the forms that only they have."""
+"""Tests of specs written for SLM Lab: how they are recognised, which differences are noted, and the forms that only they have."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ ARC = {
 
 
 def v4(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same spec in the v4 form."""
+    """Return the same spec in the v4 form."""
     return {**spec, "agent": [spec["agent"]], "env": [spec["env"]], "body": {"product": "outer", "num": 1}}
 
 
 def loaded(specs: Specs, changes: dict[str, Any], base: dict[str, Any] = V5) -> list[str]:
-    """What differs, a few words each."""
+    """Load a changed spec; return its differences from SLM Lab, a few words each."""
     differences = load_with_notices(specs.file({"it": changed(base, changes)}), "it").differences
     assert differences is not None
     return differences
@@ -72,11 +72,11 @@ def loaded(specs: Specs, changes: dict[str, Any], base: dict[str, Any] = V5) -> 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"agent.net.type": ..., "agent.net.name": "MLPNet"},  # this package's name for it
+        {"agent.net.type": ..., "agent.net.name": "MLPNet"},  # the name of the key in this package
         {"meta.distributed": ...},
         {"meta.max_trial": ...},
         {"meta.distributed": None},
-        {"meta.run": [{"git_sha": "0", "spec_version": SPEC_VERSION}]},  # saved by a run
+        {"meta.run": [{"git_sha": "0", "spec_version": SPEC_VERSION}]},  # a run saves this key
     ],
 )
 def test_specs_for_this_package_are_loaded_without_notes(specs: Specs, changes: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ def test_max_trial_may_be_null(specs: Specs) -> None:
 
 
 def test_the_first_of_several_items_is_used(specs: Specs) -> None:
-    """As in v4, whose single-agent session reads item 0."""
+    """SLM Lab v4 does the same: its single-agent session reads item 0."""
     other = {**V5["env"], "name": "Acrobot-v1"}
     spec = load_spec(specs.file({"it": {**v4(V5), "env": [V5["env"], other]}}))
     assert spec.env.name == "CartPole-v1"
@@ -270,7 +270,7 @@ def test_check_ends_with_a_line_of_what_differs(specs: Specs, capsys: pytest.Cap
 
 
 def test_a_searched_key_without_a_valid_value_is_not_searched(specs: Specs) -> None:
-    """As in SLM Lab's hydra_dqn.json; a key with some valid values keeps them."""
+    """SLM Lab's hydra_dqn.json has such a key. A key with some valid values keeps these values."""
     net = {"type": "HydraMLPNet", "shared": True, "hid_layers": [[[8]], [8], []]}
     search = {"agent": {"net": {"hid_layers__choice": [[32], [64]]}, "algorithm": {"gamma__choice": [0.9, 2.0]}}}
     spec = load_spec(specs.file({"it": changed(V5, {"agent.net": net, "search": search})}))
@@ -292,7 +292,7 @@ def test_the_last_of_two_equal_keys_counts_in_a_v4_file(specs: Specs) -> None:
     "text",
     [
         json.dumps({"it": V5}).replace('"gamma": 0.98', '"gamma": 0.5, "gamma": 0.7'),
-        json.dumps({"it": v4(V5)})[:-1] + ', "it": 3}',  # which spec it would be is not known
+        json.dumps({"it": v4(V5)})[:-1] + ', "it": 3}',  # it is unknown which spec is meant
         json.dumps({"it": V5, "old": v4(V5)}).replace('"gamma": 0.98', '"gamma": 0.5, "gamma": 0.7', 1),
     ],
 )
@@ -391,7 +391,7 @@ def test_envs_that_are_no_more(specs: Specs, name: str) -> None:
 
 SEARCH = {
     "agent": {
-        "agent": {"training_frequency__choice": [8, 16]},  # of another section: SLM Lab sets what nobody reads
+        "agent": {"training_frequency__choice": [8, 16]},  # a key of another section: SLM Lab sets it, but nothing reads it
         "algorithm": {"gamma__uniform": [0.9, 0.99], "entropy_coef_spec": {"start_step__choice": [0, 100, 900]}},
     }
 }
@@ -422,10 +422,10 @@ def test_priorities_without_epsilon(specs: Specs) -> None:
 
 @pytest.mark.parametrize(
     ("horizon", "minibatch", "used"),
-    [(17, 30, (20, 32)), (16, 30, (16, 32)), (17, 32, (20, 32)), (16, 32, (16, 32)), (3, 99, (4, 16))],  # at most the rollout
+    [(17, 30, (20, 32)), (16, 30, (16, 32)), (17, 32, (20, 32)), (16, 32, (16, 32)), (3, 99, (4, 16))],  # at most a rollout
 )
 def test_sizes_of_ppo_are_multiples_of_num_envs(specs: Specs, horizon: int, minibatch: int, used: tuple[int, int]) -> None:
-    """As SLM Lab rounds them up; in a spec of this package they are as written."""
+    """The sizes are rounded up, as in SLM Lab; in a spec for this package they are used as written."""
     algorithm = {"name": "PPO", "gamma": 0.98, "lam": 0.9, "time_horizon": horizon, "minibatch_size": minibatch}
     spec = load_spec(specs.file({"it": changed(V5, {"agent.algorithm": algorithm})}), "it")
     assert (spec.agent.algorithm.time_horizon, spec.agent.algorithm.minibatch_size) == used  # type: ignore[attr-defined]
@@ -505,7 +505,7 @@ CUT, SEQUENCES, DRAWS = "returns at the end of a rollout", "priorities of sequen
         (CUT, {}, False),
         (CUT, {"agent.algorithm.lam": ..., "agent.algorithm.num_step_returns": 8}, False),
         (CUT, {"agent.algorithm.lam": ..., "agent.memory.name": "OnPolicyReplay"}, False),
-        (SEQUENCES, DQN_RNN, True),  # SLM Lab has no replay of sequences; what is given means the same with any net
+        (SEQUENCES, DQN_RNN, True),  # SLM Lab has no replay of sequences; given keys mean the same with any net
         (SEQUENCES, DQN_RNN | {"agent.memory.beta": 0.5}, True),
         (SEQUENCES, DQN_RNN | {"agent.memory.initial_error": 1.0}, True),
         (SEQUENCES, DQN_RNN | {"agent.memory.beta": 0.5, "agent.memory.initial_error": 1.0}, False),
@@ -534,7 +534,7 @@ def test_an_absent_polyak_coef_is_one_notice_and_a_topic(specs: Specs) -> None:
 
 
 def trainings(start: int, every: int, envs: int, theirs: bool) -> list[int]:
-    """Transitions at the first 50 trainings, by the rules of Replay in both (SLM Lab v5.3: add_experience, with head = seen − 1)."""
+    """Return the transitions at the first 50 trainings by the rules of Replay (SLM Lab v5.3: add_experience, with head = seen − 1)."""
     found, seen = list[int](), 0
     while len(found) < 50:
         step = range(seen + 1, seen + envs + 1)
@@ -550,7 +550,7 @@ def trainings(start: int, every: int, envs: int, theirs: bool) -> list[int]:
 @pytest.mark.parametrize("every", [1, 3, 4, 6, 8])
 @pytest.mark.parametrize("envs", [1, 2, 4, 6, 8, 9])
 def test_the_start_of_training(start: int, every: int, envs: int) -> None:
-    """After the first trainings both train in the same vector steps if training_frequency is at most num_envs."""
+    """After the first trainings, both packages train in the same vector steps if training_frequency is at most num_envs."""
     ours, theirs = (trainings(start, every, envs, one) for one in (False, True))
     assert transitions_at_first_update(start, every, envs) == (ours[0], theirs[0])
     assert (set(ours[10:40]) <= set(theirs)) == (every <= envs)
@@ -575,7 +575,7 @@ def test_the_start_of_training_is_noted(specs: Specs, envs: int, every: int, sta
 
 
 def test_a_choice_loses_the_values_that_contradict_the_spec_and_a_range_is_refused(specs: Specs) -> None:
-    """A rollout of 512 steps is longer than the run; both ends of a range belong together."""
+    """A rollout of 512 steps is longer than the run. A range is refused as a whole, because its two ends belong together."""
     key = "agent.algorithm.training_frequency"
     spec = load_spec(specs.file({"it": changed(V5, {"search": {f"{key}__choice": [16, 512]}})}), "it")
     assert spec.search == {f"{key}__choice": [16]}

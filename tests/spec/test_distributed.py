@@ -1,4 +1,4 @@
-"meta.distributed"
+"""Tests of meta.distributed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Algorithms, memories and nets of the user's own, named by import path."""
+"""Tests of user-defined algorithms, memories and nets, named by import path."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_saved_spec_loads_again(specs: Specs) -> None:
         ({"agent.net.type": f"{USER}:Unbuildable"}, "agent.net.type"),
         ({"agent.net.type": f"{USER}:Undefined"}, "agent.net.type"),
         ({"agent.memory.name": f"{USER}:NoMemory"}, "agent.memory.name"),
-        # rules, from what the models declare
+        # rules that follow from the declarations of the models
         ({"agent.memory": {"name": "PrioritizedReplay"}}, "agent.memory.name"),
         ({"agent.memory": {"name": "OnPolicyReplay"}}, "agent.memory.name"),
         (NET, "agent.net.type"),

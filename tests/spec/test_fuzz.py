@@ -1,4 +1,4 @@
-"""No input gives anything but a Spec or a SpecError."""
+"""Fuzz tests of the loader: every input gives a Spec or a SpecError."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 def places(node: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) in a tree."""
+    """Return every (container, key) of a tree."""
     items = list(node.items()) if isinstance(node, dict) else list(enumerate(node)) if isinstance(node, list) else []
     return [(node, key) for key, _ in items] + [place for _, inner in items for place in places(inner)]
 
 
 def attempt(call: Callable[[], Any]) -> Any:
-    """What `call` returns; None where it raises a SpecError, which must be printable."""
+    """Return the result of `call`, or None if it raises a SpecError, which must be printable."""
     try:
         return call()
     except SpecError as problem:
@@ -146,7 +146,7 @@ path_texts = st.sampled_from(
 )
 
 
-@settings(quick, max_examples=20)  # each loads a whole spec
+@settings(quick, max_examples=20)  # each example loads a whole spec
 @given(
     st.lists(
         st.tuples(path_texts | st.text(max_size=5), st.sampled_from(["1e6", "True", "null", "{}", "[1", "${x}", ""]) | st.text(max_size=4)),

@@ -1,4 +1,4 @@
-"""Generated lists and the shipped schema against what they were made from."""
+"""Tests of the generated lists and the shipped schema against their sources."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_schema_describes_every_key() -> None:
 
 
 def test_schema_is_what_the_loader_takes() -> None:
-    """By hand, for want of a validator: nulls, ${var}, `type` and `name`, names of torch, numbers above 0."""
+    """Without a validator, the test checks parts of the schema: nulls, ${var}, `type` and `name`, names of torch, numbers above 0."""
     definitions = current_schema()["$defs"]
     mlp = definitions["MLPNetSpec"]
     assert mlp["properties"]["type"]["const"] == mlp["properties"]["name"]["const"] == "MLPNet"

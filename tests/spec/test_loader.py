@@ -1,4 +1,4 @@
-"""Files, names, dumps, and how fast all that answers."""
+"""Tests of the loader: files, names, dumps, and speed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_meta_run_is_ignored(specs: Specs) -> None:
 
 @pytest.mark.parametrize("version", [None, 1, SPEC_VERSION - 1, SPEC_VERSION + 1])
 def test_a_spec_that_another_version_saved_is_refused(specs: Specs, version: int | None) -> None:
-    """Its keys may mean something else. The last start counts."""
+    """The keys of another version may have another meaning. The version of the last start counts."""
     last = {} if version is None else {"spec_version": version}
     assert specs.problems({"meta.run": [{"spec_version": SPEC_VERSION}, last]}) == ["meta.run"]
     assert specs.problems({"meta.run": last | {"mode": "train"}}) == ["meta.run"]
@@ -164,7 +164,7 @@ except SpecError as error:
 heavy = {{"torch", "pandas", "plotly", "ray", "gymnasium", "ruamel.yaml"}} & set(sys.modules)
 assert not heavy, heavy
 """
-    # CPU seconds, Python's start included; beside those of pydantic alone, for a machine that is busy counts them slower
+    # CPU seconds, including Python's start; the second bound is relative to pydantic alone, because a busy machine needs more CPU time
     assert cpu_seconds(code) < 0.5 or min(cpu_seconds(code) for _ in range(2)) < 6 * cpu_seconds("import pydantic.main")
 
 

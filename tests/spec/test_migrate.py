@@ -1,4 +1,4 @@
-"""Files of older versions."""
+"""Tests of the migration of spec files of older versions."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ V4_RUN = {
     "eval_model_prepath": "data/x/model/ppo_t0",
     "random_seed": 1585742400,
 }
-"""What SLM Lab adds to meta of the spec that it saves with a run."""
+"""Keys that SLM Lab adds to meta of the spec that it saves with a run."""
 
 
 def test_a_spec_that_slm_lab_saved_with_a_run(specs: Specs) -> None:
-    """It stands in its file without its name as key. Null is silent, and the seed is used."""
+    """The file holds the body of the spec without its name as key. A null gives no notice, and the seed is used."""
     body = changed(PPO, {f"meta.{key}": value for key, value in V4_RUN.items()})
     saved = {**body, "agent": [body["agent"]], "env": [body["env"]], "body": {"product": "outer", "num": 1}, "name": "ppo", "search": None}
     file = specs.file(saved, "ppo_spec.json")
@@ -137,7 +137,7 @@ def test_problems_stand_at_the_path_in_the_old_file(specs: Specs) -> None:
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_list_of_several_agents_is_refused(specs: Specs, count: int) -> None:
-    """Unless the env is a list too: only SLM Lab v4 has such files."""
+    """It is read only if the env is a list too, a form that only SLM Lab v4 has."""
     assert specs.problems({"agent": [PPO["agent"]] * count}) == ["agent"]
 
 

@@ -1,4 +1,4 @@
-"""Inputs that nearly say something: each is an error before the first step, or runs as asked. None trains something else."""
+"""Tests of nearly correct inputs: each is an error before the first step or runs as requested; none trains something else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ERRORS: list[tuple[dict[str, Any], list[str], str]] = [
     ({"seed": 1}, [], "seed (unknown)"),
     ({"agent.net.lr_scheduler_spec": {"name": "StepLR", "step_size": 2.5}}, [], "agent.net.lr_scheduler_spec.step_size"),
     ({"agent.algorithm.name": "PP0"}, [], "agent.algorithm.name"),
-    # behaviour that would not happen
+    # keys that request behaviour which would not happen
     ({"agent.algorithm.explore_var_spec": DECAY}, [], "agent.algorithm.explore_var_spec"),
     (
         DQN | {"agent.algorithm": {"name": "DQN", "action_policy": "default", "explore_var_spec": DECAY}},
@@ -139,9 +139,9 @@ RUNS: list[tuple[dict[str, Any], list[str], str, Any, list[str]]] = [
     (SHORT, ["agent.memory.sil_replay_name=null"], "agent.memory.name", "OnPolicyBatchReplay", []),
     (SHORT | {"agent.net": {}}, [], "agent.net", None, []),
     (SHORT | {"env.name": "ALE/Pong-v5"}, ["agent.net.optim_spec.lr=0.1"], "agent.net.name", "ConvNet", []),
-    (SHORT | {"agent.algorithm.minibatch_size": 1000}, [], "agent.algorithm.minibatch_size", 1000, []),  # if a rollout has so many
+    (SHORT | {"agent.algorithm.minibatch_size": 1000}, [], "agent.algorithm.minibatch_size", 1000, []),  # valid if a rollout is as large
     ({"meta.hogwild_lock": False}, [], "meta.hogwild_lock", False, []),
-    ({"env.clip_rewards": 1}, [], "env.clip_rewards", 1, ["env.clip_rewards"]),  # the env's constructor must take it
+    ({"env.clip_rewards": 1}, [], "env.clip_rewards", 1, ["env.clip_rewards"]),  # the env's constructor must accept it
     ({"env.max_frame": "${frames}"}, ["frames=1e5"], "env.max_frame", 100_000, []),
     ({}, ["agent.algorithm.clip_val_loss=true"], "agent.algorithm.clip_vloss", True, ["agent.algorithm.clip_val_loss"]),
 ]

@@ -1,4 +1,4 @@
-"""Algorithms, memories and nets together: what fits, what is told where it does not, and what is dropped."""
+"""Tests of combinations of algorithms, memories and nets: valid ones, problems of invalid ones, and keys that have no effect."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_what_has_no_effect_is_dropped_with_a_notice(specs: Specs, changes: dict
     [
         (DQN | {"agent.net.update_type": "replace", "agent.net.polyak_coef": 0.1}, "agent.net.polyak_coef"),
         (DQN | {"agent.net.polyak_coef": 0.1}, "agent.net.polyak_coef"),
-        (DQN | {"agent.net.polyak_coef": 0.005}, "agent.net.polyak_coef"),  # its default
+        (DQN | {"agent.net.polyak_coef": 0.005}, "agent.net.polyak_coef"),  # the default value
         (
             DQN | {"agent.net.update_type": "polyak", "agent.net.polyak_coef": 0.1, "agent.net.update_frequency": 9},
             "agent.net.update_frequency",
@@ -225,7 +225,7 @@ def test_keys_of_self_imitation_are_kept_for_it(specs: Specs) -> None:
     ],
 )
 def test_absent_keys_of_priorities(specs: Specs, changes: dict[str, Any], beta: float | None, error: Any) -> None:
-    """Those of SLM Lab, save for sequences; they are written into the saved spec."""
+    """Absent keys have SLM Lab's values, except for sequences; the values are written into the saved spec."""
     spec = specs.load(changes)
     replay = getattr(spec.agent.memory, "sil_replay", spec.agent.memory)
     found = replay.beta  # type: ignore[union-attr]
@@ -236,7 +236,7 @@ def test_absent_keys_of_priorities(specs: Specs, changes: dict[str, Any], beta: 
 
 @pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
 def test_dump_and_load_are_identity_for_all_that_goes_together(specs: Specs, algorithm: str) -> None:
-    """Each memory with a plain net, each net with the first memory that fits."""
+    """The test combines each memory with a plain net, and each net with the first memory that fits the algorithm."""
     goes = []
     first = next(memory for memory in MEMORIES if fitting(algorithm, memory, "MLPNet"))
     for memory, net in dict.fromkeys([*((memory, "MLPNet") for memory in MEMORIES), *((first, net) for net in NETS)]):
@@ -254,11 +254,11 @@ def test_dump_and_load_are_identity_for_all_that_goes_together(specs: Specs, alg
         spec = specs.load(changes)
         specs.log.clear()
         assert load_spec(specs.file(dump_spec(spec)), "ppo") == spec
-        assert set(specs.notices()) <= {"agent.net"}  # CrossQ's critics without batch normalisation
+        assert set(specs.notices()) <= {"agent.net"}  # the notice about CrossQ's critics without batch normalisation
     assert goes
 
 
-# ---- the schema, by a small validator: only the words that it uses
+# ---- the schema, checked by a small validator of the keywords that it uses
 
 
 WORDS = {
@@ -310,7 +310,7 @@ def shipped_schema() -> dict[str, Any]:
 
 
 NOT_TODAYS = ("spec.schema.json", "async_sac_roboschool.json")
-"""The schema itself, and a file in the older form, which it does not describe."""
+"""The schema itself, and a file in the older form, which the schema does not describe."""
 FILES = sorted(path for path in SPEC_FOLDER.rglob("*.json") if path.name not in NOT_TODAYS)
 
 
@@ -347,7 +347,7 @@ def test_the_schema_knows_good_from_bad(changes: dict[str, Any], fine: bool) -> 
 
 @pytest.mark.parametrize(("algorithm", "default"), [(SAC, 1.0), (DSAC, 0.01)], ids=["SAC", "DSAC"])
 def test_the_default_of_initial_alpha_may_be_outside_of_the_interval(specs: Specs, algorithm: dict[str, Any], default: float) -> None:
-    """A saved spec contains it. It is refused only as a --set argument, which asks for exactly this value."""
+    """A saved spec contains the default, so that files may. It is refused only in --set, which requests exactly this value."""
     outside = algorithm | {"agent.algorithm.log_alpha_max": -6.0, "agent.algorithm.log_alpha_min": -9.0}
     loaded = specs.load(outside | {"agent.algorithm.initial_alpha": default}).agent.algorithm
     assert isinstance(loaded, SoftActorCriticSpec)

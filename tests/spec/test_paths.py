@@ -1,4 +1,4 @@
-"""Dotted paths of keys."""
+"""Tests of dotted paths of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules across sections."""
+"""Tests of the rules across sections of a spec."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRAPH = {"input": "x", "modules": {"body": ["x"]}, "output": "body"}
 
 @pytest.fixture(autouse=True)
 def _without_minigrid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its ids are unknown until its module is imported, which another test may have done in this process."""
+    """Remove MiniGrid's ids, which another test may have registered in this process by an import of the module."""
     import gymnasium
 
     for name in [name for name in gymnasium.registry if name.startswith("MiniGrid-")]:
@@ -103,11 +103,11 @@ def test_what_is_fine(specs: Specs, changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "same", "optim", "actor", "notices"),
     [
-        ({}, False, 1e-3, 0.1, 1),  # not said: read as meant
+        ({}, False, 1e-3, 0.1, 1),  # use_same_optim is absent: the optimizers are separate
         ({"agent.net.use_same_optim": False}, False, 1e-3, 0.1, 0),
-        ({"agent.net.use_same_optim": True}, True, 0.1, None, 2),  # the actor's serves both
+        ({"agent.net.use_same_optim": True}, True, 0.1, None, 2),  # the actor's optimizer serves both
         ({"agent.net.use_same_optim": True, "agent.net.optim_spec": {"name": "Adam", "lr": 0.3}}, True, 0.1, None, 2),
-        ({"agent.net.use_same_optim": False, "agent.net.shared": True}, True, 0.1, None, 2),  # one net
+        ({"agent.net.use_same_optim": False, "agent.net.shared": True}, True, 0.1, None, 2),  # actor and critic share one net
         ({"agent.net.shared": True, "agent.net.critic_optim_spec": {"name": "Adam", "lr": 0.1}}, True, 0.1, None, 1),
         ({"agent.algorithm": {"name": "Reinforce"}}, True, 0.1, None, 2),
         ({"agent.algorithm": {"name": "Reinforce"}, "agent.net.optim_spec": {"name": "Adam", "lr": 0.3}}, True, 0.3, None, 2),
@@ -125,7 +125,7 @@ def test_separate_optimizers(specs: Specs, changes: dict[str, Any], same: bool, 
     ("start", "problems"), [(4, []), (None, ["agent.memory.batch_size"]), (50, ["agent.algorithm.training_start_step"])]
 )
 def test_training_may_start_before_a_batch(specs: Specs, start: int | None, problems: list[str]) -> None:
-    """A Session of 40 frames never collects a batch of 64."""
+    """A Session of 40 frames never collects a batch of 64: an error unless training starts within these frames."""
     memory = {"name": "Replay", "batch_size": 64, "max_size": 100}
     changes = {
         "agent.algorithm": {"name": "DQN", "training_start_step": start},
@@ -138,7 +138,7 @@ def test_training_may_start_before_a_batch(specs: Specs, start: int | None, prob
 
 @pytest.mark.parametrize("key", ["shared", "use_same_optim"])
 def test_separate_optimizers_wait_for_a_search(specs: Specs, key: str) -> None:
-    """Trials start from the resolved spec, and each decides whether actor and critic have one optimizer."""
+    """The resolved spec keeps both optimizers, because each trial decides whether actor and critic share one."""
     search = {"agent": {"net": {f"{key}__choice": [True, False]}}}
     optim = {f"agent.net.{part}_optim_spec": {"name": "Adam", "lr": lr} for part, lr in (("actor", 0.1), ("critic", 0.2))}
     spec = specs.load(optim | {"agent.net.shared": key == "shared", "agent.net.use_same_optim": key != "shared", "search": search})
@@ -151,7 +151,7 @@ def test_separate_optimizers_wait_for_a_search(specs: Specs, key: str) -> None:
 
 @pytest.mark.parametrize("name", ["SoftActorCritic", "CrossQ"])
 def test_critics_of_their_own_keep_their_optimizer(specs: Specs, name: str) -> None:
-    """`shared` has no effect on them."""
+    """`shared` has no effect on separate critics."""
     optim = {f"{part}_optim_spec": {"name": "Adam", "lr": lr} for part, lr in (("actor", 0.1), ("critic", 0.2))}
     net = {"name": "MLPNet", "hid_layers": [8], "batch_norm": True, "shared": True, "use_same_optim": False, **optim}
     memory = {"name": "Replay", "batch_size": 8, "max_size": 100}
@@ -168,7 +168,7 @@ def test_critics_of_their_own_keep_their_optimizer(specs: Specs, name: str) -> N
 
 
 def test_exploration_of_q_learning(specs: Specs) -> None:
-    """ε-greedy over a tenth of the frames, unless something else is asked for."""
+    """By default, ε-greedy exploration decays over a tenth of the frames; keys that are given take precedence."""
     dqn = {"agent.algorithm": {"name": "DQN"}, "agent.memory": {"name": "Replay"}}
     algorithm = specs.load(dqn).agent.algorithm
     assert (algorithm.action_policy, algorithm.action_pdtype) == ("epsilon_greedy", "Argmax")
@@ -302,7 +302,7 @@ def test_envs_of_several_agents_and_in_jax(name: str, words: str) -> None:
 
 
 def test_a_plain_id_means_the_same_env_whatever_is_installed_and_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """EnvPool's, also where the package registered its env of that id; a message names both."""
+    """It means EnvPool's env, even if the package has registered its own env of that id; a message names both."""
     import gymnasium
 
     name = "MiniGrid-DoorKey-8x8-v0"

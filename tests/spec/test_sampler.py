@@ -1,4 +1,4 @@
-"meta.sampler"
+"""Tests of meta.sampler."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SAMPLED: dict[str, Any] = {
     "meta.sampler": {},
     "agent.algorithm.minibatch_size": 128,
 }
-"""2 workers × 8 envs × 128 steps, collecting all the time."""
+"""2 workers × 8 envs × 128 steps, which collect asynchronously."""
 REFERENCE = {
     "env.num_envs": ...,
     "env.max_frame": 100_000,
     "agent.algorithm": {"name": "PPO", "time_horizon": 32},
     "meta.sampler": {"async_rl": False, "num_workers": 16, "num_envs_per_worker": 8},
 }
-"""The reference's example: 16 workers × 8 envs × 32 steps = 4096 transitions."""
+"""Reference example: 16 workers × 8 envs × 32 steps = 4096 transitions."""
 REPLAYS = {"agent.memory": {"name": "Replay", "batch_size": 8, "max_size": 100}}
 DQN = SAMPLED | REPLAYS | {"agent.algorithm": {"name": "DoubleDQN"}}
 SIL = {"name": "OnPolicyBatchReplay", "batch_size": 8, "max_size": 100}
@@ -91,7 +91,7 @@ def test_the_references_sizes_fit_whole_rounds(specs: Specs, minibatch: int, bat
     ],
 )
 def test_sizes_that_are_not_whole_rounds(specs: Specs, minibatch: int, batches: int, says: str, nearest: list[tuple[int, int]]) -> None:
-    """They are refused with the sizes, and what the message proposes works."""
+    """They are refused with a message that gives the sizes and proposes valid ones."""
     (problem,) = specs.messages(sized(minibatch, batches))
     assert problem.startswith("meta.sampler.num_batches_per_epoch")
     assert f" = {says} transitions" in problem
@@ -106,7 +106,7 @@ SIZES = "which is not a multiple of"
 
 
 def proposals(problem: str) -> list[tuple[int, int]]:
-    """minibatch_size × num_batches_per_epoch, as a message proposes them."""
+    """Return the pairs (minibatch_size, num_batches_per_epoch) that a message proposes."""
     words = problem.partition("nearest: ")[2].split(" or ")
     pairs = [tuple(int(number) for number in word.split(" × ")) for word in words]
     return [(minibatch, batches) for minibatch, batches in pairs]
@@ -230,7 +230,7 @@ algorithms = st.one_of(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(samplers, algorithms)
 def test_whatever_passes_the_rules_makes_whole_rounds(sampler: dict[str, Any], algorithm: dict[str, Any]) -> None:
-    """And what does not is told with sizes that do."""
+    """If the sizes do not pass, the message proposes sizes that do."""
     memory = {"agent.memory": REPLAYS["agent.memory"]} if algorithm["name"] == "DQN" else {}
     body = changed(
         PPO, {"env.num_envs": ..., "agent.net": {"name": "MLPNet"}, "agent.algorithm": algorithm, "meta.sampler": sampler} | memory
@@ -255,7 +255,7 @@ def test_whatever_passes_the_rules_makes_whole_rounds(sampler: dict[str, Any], a
 
 
 def checked(body: dict[str, Any]) -> Spec | list[str]:
-    """The resolved spec, or the problems."""
+    """Return the resolved spec, or its problems."""
     spec, report = Spec.model_validate({"name": "ppo", **body}), Report()
     check_rules(spec, report)
     return [str(problem) for problem in report.problems] or resolve_spec(spec, report)

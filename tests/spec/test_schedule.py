@@ -1,4 +1,4 @@
-"""Schedules over frames. Defect 15: an end of 0 is reached, rising lines rise, periodic ones oscillate."""
+"""Tests of schedules over frames: an end of 0 is reached, rising schedules rise, and periodic ones oscillate."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The search section."""
+"""Tests of the search section."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ LAM = {"search": {"agent.algorithm.lam__choice": [0.5]}}
         (OFF_POLICY | {"search": LOG_ALPHA}, "search"),  # each key alone could be searched
         (LAM | {"meta.search_algorithm": "grid"}, "meta.search_algorithm"),
         (LAM | {"meta.max_trial": 0}, "meta.max_trial"),
-        (LAM | {"agent.net.loss_spec": {"name": "CrossEntropyLoss"}}, "agent.net.loss_spec.name"),  # once, not for each value
+        (LAM | {"agent.net.loss_spec": {"name": "CrossEntropyLoss"}}, "agent.net.loss_spec.name"),  # reported once, not for each value
     ],
 )
 def test_a_spec_that_does_not_fit_its_search(specs: Specs, changes: dict[str, Any], problem: str) -> None:
@@ -114,7 +114,7 @@ def test_a_spec_that_does_not_fit_its_search(specs: Specs, changes: dict[str, An
 
 
 def test_search_over_an_optimizer_that_serves_both(specs: Specs) -> None:
-    """As published: use_same_optim with the actor's and the critic's spec."""
+    """Published specs have use_same_optim together with the actor's and the critic's optimizer; the actor's is used for both."""
     own = {"name": "RMSprop", "lr": 5e-3}
     net = {"type": "MLPNet", "use_same_optim": True, "actor_optim_spec": own, "critic_optim_spec": own}
     search = {"agent": {"net": {"actor_optim_spec": {"lr__choice": [0.1, 0.2]}, "critic_optim_spec": {"lr__choice": [0.1]}}}}
@@ -147,13 +147,13 @@ def test_a_value_that_only_some_combinations_allow(specs: Specs) -> None:
 
 
 def test_lam_replaces_num_step_returns(specs: Specs) -> None:
-    """SLM Lab uses lam where both are given."""
+    """SLM Lab uses lam if both are given."""
     base = {"agent.algorithm": {"name": "ActorCritic", "num_step_returns": 8}, "search": {"agent.algorithm.lam__uniform": [0.9, 0.95]}}
     assert specs.load(base).search
 
 
 def test_a_key_that_lacks_an_underscore_and_has_no_effect_is_ignored(specs: Specs) -> None:
-    """As published."""
+    """Published specs contain such a key."""
     assert specs.load({"search": {"agent.algorithm": {"training_batch_iter_choice": [4, 6], "lam__uniform": [0.5, 0.9]}}}).search
     assert specs.notices() == ["search.agent.algorithm.training_batch_iter_choice"]
 
@@ -167,7 +167,7 @@ FEW = ["env.max_frame=3000"]
 
 
 def test_values_that_do_not_fit_set_stop_no_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With fewer frames than a searched rollout needs, `train` runs without the section and says so; `search` is refused."""
+    """If --set gives fewer frames than a searched rollout needs, `train` runs without the section and says so; `search` is refused."""
     with pytest.raises(SpecError) as caught:
         load_spec({"a": WIDE}, "a", FEW)
     assert [problem.path for problem in caught.value.problems] == ["search.agent.algorithm.time_horizon__choice"]
@@ -207,7 +207,7 @@ THEIRS: dict[str, Any] = {
     "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 20_000},
     "meta": {"distributed": False, "max_session": 1, "max_trial": 2, "random_seed": 0},
 }
-"""Written for SLM Lab."""
+"""Spec written for SLM Lab."""
 
 
 def searched(search: dict[str, Any], **changes: Any) -> LoadedSpecs:
@@ -279,7 +279,7 @@ REINFORCE: dict[str, Any] = {
     ],
 )
 def test_a_trial_equals_the_same_value_written_in_the_file(agent: dict[str, Any], key: str, value: Any) -> None:
-    """What follows from a searched value is decided for each trial, not once for the base spec."""
+    """The consequences of a searched value are resolved for each trial, not once for the base spec."""
     spec = searched({f"{key}__choice": [value]}, agent=agent).specs[0]
     trial = SearchSpace(spec).trial_spec({SearchSpace(spec).keys[0]: value})
     written = copy.deepcopy({**THEIRS, "agent": agent})
@@ -288,5 +288,5 @@ def test_a_trial_equals_the_same_value_written_in_the_file(agent: dict[str, Any]
     assert trial.agent == direct.agent
     completed = Session(
         load_with_notices({"a": {**THEIRS, "agent": agent}}, "a").specs[0]
-    ).build()  # the base spec trains as without the section
+    ).build()  # the base spec trains as without the search section
     assert Session(spec).build().spec == completed.spec

@@ -1,4 +1,4 @@
-"""Short specs: recommended values for what is absent, written into the saved spec; and specs as dicts."""
+"""Tests of short specs, whose absent parts get recommended values that are written into the saved spec, and of specs as dicts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_recommended_values_fit_few_frames(specs: Specs, name: str) -> None:
     body = short(name, 500)
     body["agent"]["memory"] = {"name": "Replay", "batch_size": 16} if not ALGORITHMS[name].on_policy else None
     for images in (False, True):
-        load_spec(dump_spec(complete_short_spec(load_spec(body), images, "discrete")))  # else: no update within max_frame
+        load_spec(dump_spec(complete_short_spec(load_spec(body), images, "discrete")))  # an error if max_frame has no update
 
 
 def test_what_is_given_stays(specs: Specs) -> None:

@@ -1,4 +1,4 @@
-"""Studies: what they list, and what is wrong with one."""
+"""Tests of studies: the runs that they list, and the problems of invalid studies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STUDY: dict[str, Any] = {"entries": ENTRIES, "random_seed": [3, 1]}
 
 
 def study(folder: Path, sets: tuple[str, ...] = (), beside: dict[str, Any] | None = None, **keys: Any) -> Study:
-    """Load STUDY with other values of its keys."""
+    """Load STUDY with changed keys."""
     body = {key: value for key, value in {**STUDY, **keys}.items() if value is not ...}
     searched = {**PPO, "search": {"agent.algorithm.gamma__uniform": [0.9, 1.0]}}
     content = {"ppo": PPO, "any": ANY_ENV, "searched": searched, "it": {"study": body, **(beside or {})}}
@@ -31,7 +31,7 @@ def study(folder: Path, sets: tuple[str, ...] = (), beside: dict[str, Any] | Non
 
 
 def problems(folder: Path, sets: tuple[str, ...] = (), **keys: Any) -> list[str]:
-    """Paths of the problems."""
+    """Return the paths of the problems of a changed STUDY."""
     with pytest.raises(SpecError) as error:
         study(folder, sets, **keys)
     return [problem.path for problem in error.value.problems]
@@ -41,7 +41,7 @@ def test_runs_are_specs_with_overrides(tmp_path: Path) -> None:
     found = study(tmp_path, set={"env.max_frame": 5000, "agent": {"algorithm": {"gamma": 0.5}}})
     assert [(run.entry, run.random_seed) for run in found.runs] == [("one", 3), ("one", 1), ("other", 3), ("other", 1)]
     for run in found.runs:
-        gamma = 0.9 if run.entry == "other" else 0.5  # an entry's own values come last
+        gamma = 0.9 if run.entry == "other" else 0.5  # an entry's own values are applied last
         sets = ["env.max_frame=5000", f"agent.algorithm.gamma={gamma}", f"meta.random_seed={run.random_seed}"]
         assert run.spec == load_spec(tmp_path / "file.json", "ppo", sets)
 
@@ -112,7 +112,7 @@ def test_keys_of_the_study_are_set(tmp_path: Path) -> None:
         ({"entries": [{"spec": "it"}]}, ["study.entries[0].spec"]),
         ({"entries": [{"spec": "none.json:ppo"}]}, ["study.entries[0].spec"]),
         ({"entries": [{"spec": "searched"}]}, ["study.entries[0].spec"]),
-        ({"entries": [{"spec": "any"}]}, ["study.entries[0]"]),  # ${env} is not filled
+        ({"entries": [{"spec": "any"}]}, ["study.entries[0]"]),  # ${env} has no value
         ({"entries": [{"spec": "ppo", "set": {"agent.algorithm.gama": 1}}]}, ["study.entries[0]"]),
         ({"entries": [{"spec": "ppo", "set": {"meta.random_seed": 1}}]}, ["study.entries[0].set.meta.random_seed"]),
         ({"set": {"meta": {"random_seed": 1}}, "entries": ENTRIES[:1]}, ["study.set.meta.random_seed"]),
@@ -141,7 +141,7 @@ def test_what_is_wrong(tmp_path: Path, keys: dict[str, Any], found: list[str]) -
 
 
 def test_pairs_are_those_of_one_env(tmp_path: Path) -> None:
-    """Entries of one label can be in envs of their own, with seeds of their own."""
+    """Entries with the same label can have different envs and seeds; only entries of the same env are paired."""
     acrobot, cartpole = ({"spec": "any", "set": {"env": name}} for name in ("Acrobot-v1", "CartPole-v1"))
     entries = [
         {**acrobot, "label": "base", "random_seed": [0, 1]},

@@ -1,4 +1,4 @@
-"""JSON with comments and trailing commas; YAML."""
+"""Tests of the parsers: JSON with comments and trailing commas, and YAML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Problems: all at once, each at its path, with the value seen, what is allowed and the nearest right thing."""
+"""Tests of problems: all are reported at once, each with its path, the given value, what is allowed, and the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_nothing_follows_from_a_name_that_was_guessed(specs: Specs) -> None:
 
 
 def test_several_missing_keys_of_a_section_leave_out_this_section_only(specs: Specs) -> None:
-    """The rules still see the algorithm of the file, here that DQN needs a replay buffer and learns, so that it can be distributed."""
+    """The rules still apply to the algorithm of the file: DQN needs a replay buffer, and it can be distributed, because it learns."""
     changes = {"agent.algorithm": {"name": "DQN", "explore_var_spec": {"name": "linear_decay"}}, "meta.distributed": "synced"}
     schedule = f"{ALGORITHM}.explore_var_spec"
     assert specs.problems(changes) == [

@@ -1,4 +1,4 @@
-"""${var}, --set and spec_params."""
+"""Tests of ${var}, --set and spec_params."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_overrides_by_path(specs: Specs) -> None:
     assert spec.agent.net.name == "MLPNet"
     assert spec.agent.net.hid_layers == [16, 32]
     assert spec.meta.search_resources.cpu == 2
-    assert spec.env.name == "ALE/Pong-v5"  # an old id is mapped here too
+    assert spec.env.name == "ALE/Pong-v5"  # an old id is replaced in --set too
 
 
 def test_a_net_by_override_in_either_word(specs: Specs) -> None:

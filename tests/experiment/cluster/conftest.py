@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine."""
+"""Fixtures for tests on a Ray cluster: several nodes on this machine."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.experiment.commands import processes_with, until
 
 
 class Nodes:
-    """Nodes with so many cores each; the driver is on the first one."""
+    """A Ray cluster of `count` nodes with `cores` cores each; the driver runs on the first node."""
 
     def __init__(self, count: int, cores: int = 1) -> None:
         from ray.cluster_utils import Cluster
 
-        self.folder = tempfile.mkdtemp(prefix="slm_", dir="/tmp")  # short, for the paths of sockets
-        os.makedirs(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray"), exist_ok=True)  # where Cluster writes its address
+        self.folder = tempfile.mkdtemp(prefix="slm_", dir="/tmp")  # short, because the length of socket paths is limited
+        os.makedirs(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray"), exist_ok=True)  # Cluster writes its address there
         self.cluster: Any = Cluster(shutdown_at_exit=False)
         try:
             self.head = self.add(cores, temp_dir=self.folder)
@@ -63,12 +63,12 @@ RAY = {
     "RAY_worker_niceness": "0",
     "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
-"""Variables of nodes, and of a process that connects to them."""
+"""Environment variables of the nodes and of a process that connects to them."""
 
 
 @pytest.fixture
 def ray_environment() -> Iterator[None]:
-    """Of nodes and of this process, if it connects to them."""
+    """Set the environment variables of the nodes and of a process that connects to them."""
     pytest.importorskip("ray")
     with temporary_environment(RAY):
         yield
@@ -76,7 +76,7 @@ def ray_environment() -> Iterator[None]:
 
 @pytest.fixture
 def nodes(ray_environment: None) -> Iterator[Nodes]:
-    """Three nodes with a core each."""
+    """Return a cluster of three nodes with one core each."""
     made = Nodes(3)
     try:
         yield made
@@ -86,7 +86,7 @@ def nodes(ray_environment: None) -> Iterator[Nodes]:
 
 @pytest.fixture
 def wide_nodes(ray_environment: None) -> Iterator[Nodes]:
-    """Three nodes with two cores each."""
+    """Return a cluster of three nodes with two cores each."""
     made = Nodes(3, 2)
     try:
         yield made
@@ -95,7 +95,7 @@ def wide_nodes(ray_environment: None) -> Iterator[Nodes]:
 
 
 class ShellNode(NamedTuple):
-    """A node that `ray start --block` has started, with the processes of its group."""
+    """A node started by `ray start --block`, with the processes of its process group."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -108,13 +108,13 @@ class ShellNode(NamedTuple):
 
 
 class ShellCluster:
-    """Nodes with a core each, started as from a shell, with a temporary folder and ports of their own. `temp` is their TMPDIR.
+    """Nodes with one core each, started as from a shell, with a private temporary folder and ports. `temp` is their TMPDIR.
 
     Args: before: Python code that the process which starts the head runs first.
     """
 
     def __init__(self, before: str = "") -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="slm_", dir="/tmp"))  # short, for the paths of sockets
+        self.folder = Path(tempfile.mkdtemp(prefix="slm_", dir="/tmp"))  # short, because the length of socket paths is limited
         self.temp = self.folder / "tmp"
         self.temp.mkdir()
         self.made: list[ShellNode] = []
@@ -139,7 +139,7 @@ class ShellCluster:
         return f"127.0.0.1:{self.port}"
 
     def add(self, hidden: Path | None = None, **environ: str) -> ShellNode:
-        """Start a node. It does not see what is in the folder `hidden`."""
+        """Start a node. The folder `hidden` is empty for it."""
         return self._start([f"--address={self.address}"], hidden=hidden, **environ)
 
     def _start(self, options: list[str], before: str = "", hidden: Path | None = None, **environ: str) -> ShellNode:
@@ -149,10 +149,10 @@ class ShellCluster:
         words = [sys.executable, "-c", code, "start", *options, *sizes, *local, "--block"]
         if hidden is not None:
             words = [*_private_mounts(), "sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "sh", str(hidden), *words]
-        if shutil.which("setpriv") is not None:  # the node ends with this process, however that ends
+        if shutil.which("setpriv") is not None:  # the node ends whenever this process ends
             words = ["setpriv", "--pdeathsig", "TERM", *words]
         node = self._run(words, environ)
-        if "timed out during startup" in node.log.read_text():  # on a machine with much else to do
+        if "timed out during startup" in node.log.read_text():  # happens on a busy machine
             node.kill()
             node = self._run(words, environ)
         assert node.process.poll() is None, node.log.read_text()
@@ -168,11 +168,11 @@ class ShellCluster:
         return self.made[-1]
 
     def members(self) -> list[int]:
-        """All processes of the nodes."""
+        """Return the ids of all processes of the nodes."""
         return processes_with(f"TMPDIR={self.temp}")
 
     def busy(self) -> dict[int, str]:
-        """Those that run what a driver has sent: number → title, such as TaskActor.run. Not those that wait, and Ray's agents."""
+        """Return the processes of tasks and actors, as id → title such as TaskActor.run, without idle workers and Ray's agents."""
         found = {}
         for pid in self.members():
             with suppress(OSError):
@@ -191,7 +191,7 @@ class ShellCluster:
 
 
 def _private_mounts() -> list[str]:
-    """The command that runs another one with mounts of its own; skips the test where that is not allowed."""
+    """Return a command that runs another command with private mounts; skip the test if they are not allowed."""
     words = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
     try:
         allowed = subprocess.run([*words, "true"], capture_output=True, timeout=10).returncode == 0
@@ -202,7 +202,7 @@ def _private_mounts() -> list[str]:
 
 @pytest.fixture
 def shell_cluster(ray_environment: None) -> Iterator[Callable[..., ShellCluster]]:
-    """shell_cluster(): the head of a cluster of its own."""
+    """Return a function that starts a separate cluster and returns its head."""
     made: list[ShellCluster] = []
 
     def make(before: str = "") -> ShellCluster:
@@ -215,7 +215,7 @@ def shell_cluster(ray_environment: None) -> Iterator[Callable[..., ShellCluster]
 
 
 class Started(NamedTuple):
-    """A process of a Session, by its log."""
+    """A process of a Session, as its log records it."""
 
     pid: int
     node: str
@@ -223,7 +223,7 @@ class Started(NamedTuple):
 
 
 def processes(paths: RunPaths, sessions: int) -> list[list[Started]]:
-    """The processes of each Session, in order."""
+    """Return the processes of each Session, in the order of their start."""
     pattern = re.compile(r"process (\d+) on node (\w+) of \S+, restart (\d+)")
     texts = [paths.session_log(index).read_text() for index in range(sessions)]
     return [[Started(int(pid), node, int(restart)) for pid, node, restart in pattern.findall(text)] for text in texts]

@@ -1,4 +1,4 @@
-"""A Remote in this process, to which arguments and results go as bytes, as they would to another one."""
+"""Remote objects simulated in this process: arguments and results are pickled, as between processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KNOWN: WeakValueDictionary[int, Direct] = WeakValueDictionary()
 
 
 class Direct:
-    """Calls of an object in this process. Arrays arrive read-only, as Ray's do; a Direct arrives as itself, as Ray's handles do."""
+    """A handle that calls an object in this process. As with Ray, arrays arrive read-only, and a handle is not copied."""
 
     def __init__(self, target: Any, before: Callable[[str], None] = lambda method: None) -> None:
         self.target, self.before = target, before
@@ -93,12 +93,12 @@ class Served:
         return remote.target
 
     def kill(self, number: int) -> None:
-        """Let a new process take the place of one."""
+        """Replace a process of the server by a new one."""
         os.close(self.server(number).fd)
         remote = self.driver.servers[number]
         assert isinstance(remote, Direct)
         remote.target = ParameterServer(self.spec, self.seeds, number)
-        self.driver._asked[number] = remote.start("status")  # Ray sends the call that was under way to the new process
+        self.driver._asked[number] = remote.start("status")  # Ray resends the pending call to the new process
 
     def close(self) -> None:
         for number in range(len(self.driver.servers)):

@@ -1,4 +1,4 @@
-"""Addresses and nodes that cannot be used are told in one line, with exit code 2, before anything is written."""
+"""Tests of invalid addresses and unusable nodes: each is reported in one line, with exit code 2, before any file is written."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_is_no_address(words: list[str], told: str, capsys: pytest.CaptureF
 
 
 def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ray itself would try for more than a minute, and then end the process."""
+    """An address without a server fails within a minute; Ray itself would retry for longer and then exit the process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -67,7 +67,7 @@ def test_this_machine_is_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError, match="--cluster auto: this machine is not a node of a Ray cluster"), connect_cluster("auto", None):
         pass
     (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1\n")  # of a cluster that was killed
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1\n")  # written by a cluster that was killed
     with (
         pytest.raises(UserError, match=r"--cluster auto \(127.0.0.1:1\): no Ray cluster can be reached there"),
         connect_cluster("auto", None),
@@ -99,7 +99,7 @@ def test_too_few_resources() -> None:
 
 
 def test_rows_of_a_process_that_was_given_up_are_not_written(tmp_path: Path) -> None:
-    """It may run on if only its node could not be reached."""
+    """Rows of a replaced process are not written: it may still run if only its node was unreachable."""
     server, others = SinkServer(), list[Event]()
     paths = new_run(tmp_path, "small")
     paths.make_dirs()
@@ -124,7 +124,7 @@ def test_rows_of_a_process_that_was_given_up_are_not_written(tmp_path: Path) -> 
 
 def test_an_error_of_a_row_reaches_the_session(tmp_path: Path) -> None:
     server = SinkServer()
-    paths = new_run(tmp_path, "small")  # without folders for tables
+    paths = new_run(tmp_path, "small")  # the folders for tables do not exist
     sink = RemoteSink(Direct(server), paths, 0, 0, 0, lambda event: None)
     for path in (paths.info_dir, paths.log_dir):
         path.rmdir() if path.exists() else None
@@ -134,7 +134,7 @@ def test_an_error_of_a_row_reaches_the_session(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_not_ray(tmp_path: Path) -> None:
-    """It accepts connections and says nothing."""
+    """Connecting to a server that accepts connections and does not reply fails within 10 s."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -146,7 +146,7 @@ def test_a_server_that_is_not_ray(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_too_few_cores_in_fact(nodes: Nodes, make_spec: Callable[..., Spec], tmp_path: Path) -> None:
-    """For Sessions of one net, for a Session with its workers; within seconds, with nothing written."""
+    """A cluster with too few cores for the Sessions of one net, or for a Session and its workers, is refused; nothing is written."""
 
     def told(**meta: Any) -> str:
         with pytest.raises(UserError) as error:
@@ -163,7 +163,7 @@ def test_too_few_cores_in_fact(nodes: Nodes, make_spec: Callable[..., Spec], tmp
 def test_another_version_of_ray_or_python(
     ray: str | None, python: str | None, shell_cluster: Callable[..., ShellCluster], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The head itself wrote the versions that it has to the store of the cluster, where Ray looks for them."""
+    """Another version of Ray or Python is refused. The head wrote the other versions to the store of the cluster, where Ray checks them."""
     import ray as installed
 
     known = (ray or installed.__version__, python or platform.python_version())
@@ -192,7 +192,7 @@ def test_nodes_that_differ_or_do_not_see_the_storage(
         assert list(data.iterdir()) == []
         return capsys.readouterr().err
 
-    other = tmp_path / "packages" / "torch-0.1.dist-info"  # found before the real one
+    other = tmp_path / "packages" / "torch-0.1.dist-info"  # precedes the real one on the module path
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 0.1\n")
     node = cluster.add(PYTHONPATH=os.pathsep.join([str(other.parent), os.environ["PYTHONPATH"]]))

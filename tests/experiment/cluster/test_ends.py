@@ -1,4 +1,4 @@
-"""However the driver ends, nothing of it is left, and a cluster that was there before goes on."""
+"""However the driver ends, its processes and files are removed, and a cluster that was already running continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.experiment.cluster.conftest import ShellCluster
 from tests.experiment.commands import PATIENCE, Command, frame_of, until
 
 SECONDS = 60.0
-"""Bound for the end of all processes of a killed driver; some 5 s on an idle machine."""
+"""Bound for the end of all processes of a killed driver; about 5 s on an idle machine."""
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_a_signal_to_the_driver(number: signal.Signals, command: Callable[..., C
 
 
 CLUSTER_SECONDS = 30.0
-"""Bound for the end of the processes that a killed driver had on a cluster; less than 1 s, also on a busy machine."""
+"""Bound for the end of the processes of a killed driver on a cluster; less than 1 s, also on a busy machine."""
 NETS = {
     "a3c": {"algorithm": {"name": "ActorCritic", "training_frequency": 32}, "meta": {"max_session": 2, "distributed": "synced"}},
     "impala": {
@@ -54,7 +54,7 @@ TITLES = {"a3c": {"SinkServer", "ParameterServer", "TaskActor"}, "impala": {"Sin
 def test_a_driver_that_is_killed_leaves_the_cluster_as_it_was(
     kind: str, shell_cluster: Callable[..., ShellCluster], command: Callable[..., Command], spec_body: Callable[..., dict[str, Any]]
 ) -> None:
-    """Head, second node and driver are three processes from a shell. No process of the run is left, no shared memory, no temporary file."""
+    """No process, shared memory or temporary file of the run remains. Head, second node and driver are three processes from a shell."""
     cluster = shell_cluster()
     cluster.add()
     body = spec_body(env={"max_frame": 10_000_000}, meta={"save_interval": 0.2, "log_frequency": 2000} | NETS[kind]["meta"])
@@ -87,7 +87,7 @@ def test_a_driver_that_is_killed_leaves_the_cluster_as_it_was(
 
 
 def shared_memory(cluster: ShellCluster) -> set[str]:
-    """Shared memory that processes of the nodes have open: files below /dev/shm, or made by memfd_create."""
+    """Return the shared memory that processes of the nodes have open: files below /dev/shm, or made by memfd_create."""
     found: set[str] = set()
     for process in cluster.members():
         for entry in Path(f"/proc/{process}/fd").glob("*"):

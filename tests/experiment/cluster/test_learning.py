@@ -1,4 +1,4 @@
-"""Shipped specs learn on a cluster of three nodes while one of them is killed and another one added."""
+"""Shipped specs learn on a cluster of three nodes while one node is killed and another one is added."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOME = re.compile(r"on node (\w+)")
 
 
 def exchange_a_node(nodes: Nodes, sessions: int, frame: int, of_workers: bool) -> Deed:
-    """Kill a node with a Session, or with `of_workers` one without it, when Session 0 has come to a frame; add one."""
+    """When Session 0 reaches a frame, kill a node that runs a Session (with `of_workers`, one that runs none) and add a node."""
 
     def deed(trial: Trial) -> None:
         until(lambda: frame_of(trial.paths, 0) >= frame, seconds=600)
@@ -47,7 +47,7 @@ def exchange_a_node(nodes: Nodes, sessions: int, frame: int, of_workers: bool) -
 def test_it_learns_while_a_node_is_killed_and_another_comes(
     file: str, sessions: int, least: float, wide_nodes: Nodes, tmp_path: Path
 ) -> None:
-    """The last total_reward, in the mean over seeds and Sessions. The node is killed at a quarter of the frames."""
+    """The final total_reward, averaged over seeds and Sessions, reaches the score; the node is killed at a quarter of the frames."""
     nodes = wide_nodes
     scores = []
     for seed in SEEDS:

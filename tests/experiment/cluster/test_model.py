@@ -1,4 +1,4 @@
-"""The throughput model."""
+"""Tests of the throughput model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMES = Times(rollout=2e-3, gradient=9e-4, client=1e-4, server=2e-4, message=1e-
 
 
 def test_a_closed_queue() -> None:
-    """One customer never waits; many are served at the server's rate; two by hand: (1 − S/(Z+S)) …"""
+    """One customer never waits; many are served at the server's rate; two customers match a calculation by hand: (1 − S/(Z+S)) …"""
     assert closed_queue(1, 3.0, 1.0) == pytest.approx(0.25)
     assert closed_queue(1000, 3.0, 1.0) == pytest.approx(1.0)
     assert closed_queue(2, 1.0, 1.0) == pytest.approx(2.0 / (1.0 + 1.5))
@@ -21,9 +21,9 @@ def test_a_closed_queue() -> None:
 
 def test_what_limits() -> None:
     assert hogwild(TIMES, 1) == pytest.approx(128 / 4.2e-3)
-    assert hogwild(TIMES, 1000) == pytest.approx(128 / 6e-4, rel=1e-3)  # the server
-    assert hogwild(replace(TIMES, bandwidth=8e7), 1000) == pytest.approx(128 / 1e-3, rel=1e-3)  # its network
-    assert hogwild(TIMES, 4, cores=2) == pytest.approx(128 * 2 / 3.9e-3)  # the cores
+    assert hogwild(TIMES, 1000) == pytest.approx(128 / 6e-4, rel=1e-3)  # limited by the server
+    assert hogwild(replace(TIMES, bandwidth=8e7), 1000) == pytest.approx(128 / 1e-3, rel=1e-3)  # limited by its network
+    assert hogwild(TIMES, 4, cores=2) == pytest.approx(128 * 2 / 3.9e-3)  # limited by the cores
 
 
 def test_service_times_are_measured() -> None:

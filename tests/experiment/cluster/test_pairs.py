@@ -1,4 +1,4 @@
-"""Runs of each algorithm with each engine, as in tests/experiment/test_pairs.py, on a Ray cluster."""
+"""Runs of each algorithm with each engine on a Ray cluster, as in tests/experiment/test_pairs.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ON_CLUSTERS = [pair for pair in TRAINS if pair[1] in ("shared", "synced", "sampl
 
 @pytest.fixture(scope="module")
 def common_nodes() -> Iterator[Nodes]:
-    """Two nodes with two cores each, for all tests of this file."""
+    """Return a cluster of two nodes with two cores each, shared by all tests of this file."""
     pytest.importorskip("ray")
     with temporary_environment(RAY):
         made = Nodes(2, 2)

@@ -1,4 +1,4 @@
-"""Sessions whose shared arrays are in a parameter server compute what Sessions of one machine do, bit for bit."""
+"""Sessions whose shared arrays are in a parameter server compute the same as Sessions of one machine, bit for bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def distributed(spec: Spec, workers: int, mode: str = "synced") -> Spec:
 
 @pytest.fixture
 def servers() -> Iterator[list[Served]]:
-    """Those that `served` made."""
+    """Return the list of the parameter servers that `served` starts; close them after the test."""
     made: list[Served] = []
     yield made
     for server in made:
@@ -52,7 +52,7 @@ def servers() -> Iterator[list[Served]]:
 
 @pytest.fixture
 def served(servers: list[Served]) -> Callable[..., list[RemoteArrays]]:
-    """served(spec, info): the stores of all its Sessions, with one server."""
+    """Return a function that starts a parameter server and returns the stores of all Sessions of a spec."""
 
     def make(spec: Spec, info: EnvInfo) -> list[RemoteArrays]:
         servers.append(Served(spec, SEEDS))
@@ -63,20 +63,20 @@ def served(servers: list[Served]) -> Callable[..., list[RemoteArrays]]:
 
 @pytest.fixture(params=[False, True], ids=["one process", "several processes"])
 def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the vectors of these small nets are divided."""
+    """Return whether the vectors are split between several server processes, although these nets are small."""
     if request.param:
         monkeypatch.setattr(store_module, "_RANGE", 20)
-        monkeypatch.setattr(store_module, "_VECTOR", 16)  # as many as the widest instructions take
+        monkeypatch.setattr(store_module, "_VECTOR", 16)  # the width of the widest vector instructions
     return bool(request.param)
 
 
 def processes(servers: list[Served]) -> list[int]:
-    """Number of processes of each server."""
+    """Return the number of processes of each server."""
     return [len(server.driver.servers) for server in servers]
 
 
 class Part:
-    """What a Session shares, without its envs."""
+    """The shared components of a Session, without its envs."""
 
     def __init__(self, spec: Spec, info: EnvInfo, store: Store | None) -> None:
         self.clock, self.window = Clock(), EpisodeWindow()
@@ -91,7 +91,7 @@ class Part:
 def test_one_synced_worker_equals_plain_training(
     case: Case, several: bool, served: Callable[..., list[RemoteArrays]], servers: list[Served]
 ) -> None:
-    """In all that it learns, reports and saves; for every algorithm with the memories and nets that go with it."""
+    """One synced worker learns, reports and saves the same as plain training, for every algorithm with its memories and nets."""
 
     def state_and_trace(optimizer: str, remote: bool) -> tuple[dict[str, Any], list[Any]]:
         spec = case.spec(2, {"optim_spec": {"name": optimizer, "lr": 0.01}})
@@ -108,14 +108,14 @@ def test_one_synced_worker_equals_plain_training(
     assert all(dict(extra)["staleness"] == 0.0 for _, _, _, extra in updates(trace))
     assert_equal(without, plain_trace)
     assert_equal(state, plain_state)
-    assert (processes(servers)[0] > 1) == (several and case.net != "SimbaV2Net")  # whose rows would be cut
+    assert (processes(servers)[0] > 1) == (several and case.net != "SimbaV2Net")  # its rows must not be split
     sent = [dict(extra) for _, _, _, extra in updates(trace)]
     assert all(one["bytes_pushed"] > 0.0 and one["bytes_pulled"] > 0.0 for one in sent)
 
 
 CASES = [
     ("ActorCritic", "OnPolicyBatchReplay", "MLPNet", "GlobalAdam"),
-    ("ActorCritic", "OnPolicyBatchReplay", "MLPNet", "RMSprop"),  # each Session has statistics of its own
+    ("ActorCritic", "OnPolicyBatchReplay", "MLPNet", "RMSprop"),  # each Session has its own statistics
     ("DoubleDQN", "Replay", "MLPNet", "GlobalAdam"),
     ("SoftActorCritic", "Replay", "MLPNet", "GlobalAdam"),
     ("CrossQ", "Replay", "MLPNet", "GlobalAdam"),  # batch statistics
@@ -137,7 +137,7 @@ def test_two_workers_in_a_fixed_order_equal_shared_memory(
         workers = [Worker(part.agent, seed, case.info()) for seed, part in enumerate(parts)]
         metrics = []
         for turn in (0, 1, 1, 0, 1, 0, 0, 1):
-            stores[turn].exchange()  # otherwise it learns of the other's frames with its first message
+            stores[turn].exchange()  # otherwise it receives the other's frames with its first message
             torch.manual_seed(turn)
             made = workers[turn].update()
             metrics.append((made.loss, made.grad_norm, made.extra["staleness"]))
@@ -206,7 +206,7 @@ def test_a_process_that_was_restarted_sets_all_back_to_the_checkpoint(
     restored = stores[1].snapshot()
     assert server.restarted == [killed]
     for name, array in saved.items():
-        if not name.startswith(("clock/", "episodes/")):  # rows of the Sessions, which have gone on
+        if not name.startswith(("clock/", "episodes/")):  # values of the Sessions, which have continued
             np.testing.assert_array_equal(restored[name], array, err_msg=name)
     metrics = workers[1].update()
     assert metrics.extra["staleness"] == 0.0
@@ -227,7 +227,7 @@ def a3c_body(plain: Spec, optimizer: str) -> dict[str, Any]:
 
 
 def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_path: Path) -> None:
-    """Its rows are those of a run without a break; on one machine as well as with a server."""
+    """A run continued with a new server has the rows of an uninterrupted run, also when it moves from or to one machine."""
     body = a3c_body(make_spec(), "Adam")
 
     def part(folder: str, frames: int, resumed: bool, remote: bool) -> list[dict[str, str]]:
@@ -254,7 +254,7 @@ def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_p
 
 
 def test_a_session_alone_trains_as_without_a_server(make_spec: Callable[..., Spec], fd: int) -> None:
-    """Envs, rows and all."""
+    """A single Session with a server has the same rows as without one, apart from times and traffic."""
     spec = Spec.model_validate(a3c_body(make_spec(), "GlobalAdam"))
     with closing(Served(spec, session_seeds(5, 0, 0))) as server:
         store = RemoteArrays(server.first, spec, 0, lambda: session.parts.env_info)

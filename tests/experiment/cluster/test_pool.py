@@ -1,4 +1,4 @@
-"""The pool of rollout workers of a cluster, with its workers in threads of this process."""
+"""Tests of a cluster's pool of rollout workers; the workers run in threads of this process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MakeSpec = Callable[..., Spec]
 
 
 class Sending(FakeExecutor):
-    """Messages, and what is shared, go as bytes, as they would to another process."""
+    """An executor that pickles messages and shared content, as between processes."""
 
     def put_shared(self, content: Any) -> Any:
         return _sent(content)
@@ -47,7 +47,7 @@ class Sending(FakeExecutor):
 
 @pytest.fixture
 def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeExecutor]:
-    """Its workers do not seed the generators of this process, which is the learner's."""
+    """Return an executor whose workers do not seed the random generators of this process, which the learner uses."""
     fake, threads = Sending(), torch.get_num_threads()
     monkeypatch.setattr(pool, "RayExecutor", lambda *limits: fake)
     monkeypatch.setattr(worker_task, "seed_process", lambda config: None)
@@ -71,7 +71,7 @@ def without_times(session: Session) -> list[dict[str, Any]]:
 
 
 def test_in_turns_it_collects_what_workers_of_this_process_do(sampler_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In processes: threads would draw from the learner's generators."""
+    """Synchronous collection gives the same data as workers in this process. Processes are used: threads share the learner's generators."""
     monkeypatch.setattr(pool, "RayExecutor", LocalExecutor)
     ours = without_times(Session(sampler_spec(), context=SessionContext(open_pool=pool.open_cluster_pool)))
     assert len(ours) == 6
@@ -89,7 +89,7 @@ def test_lag_is_measured_and_what_is_too_old_left_out(
 
     monkeypatch.setattr(Agent, "learn", recorded)
     rows = Session(sampler_spec(async_rl=True), context=SessionContext(open_pool=pool.open_cluster_pool)).run().rows
-    assert max(row["lag_max"] or 0.0 for row in rows) >= 8.0  # an update has 8 gradient steps
+    assert max(row["lag_max"] or 0.0 for row in rows) >= 8.0  # one update has 8 gradient steps
     assert max(lags) >= 8
     assert "exceed" not in caplog.text
     lags.clear()
@@ -103,13 +103,13 @@ def test_lag_is_measured_and_what_is_too_old_left_out(
 def test_a_worker_whose_node_is_gone_is_replaced_and_not_counted(
     executor: FakeExecutor, sampler_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also more often than meta.max_restart."""
+    """A worker whose node is lost is replaced without counting towards meta.max_restart, also more often than that limit."""
     take, arrived, lost = MessageLink.receive_rollout, list[int](), set[int]()
 
     def lose(self: MessageLink, worker: int, slot: int, report: RolloutReport, *groups: Any) -> RolloutReport:
         arrived.append(worker)
         starts = executor.started.count("rollout worker 1")
-        # once for each of the first three starts: a rollout may have been sent before its worker was lost
+        # once for each of the first three starts; a rollout may arrive after the loss of its worker
         if arrived[-1] == 1 and arrived.count(1) > 1 and starts <= 3 and starts not in lost:
             lost.add(starts)
             executor.report_death(next(task for task in executor.tasks if task.name == "rollout worker 1"), "its node is gone", lost=True)
@@ -134,7 +134,7 @@ def test_a_worker_that_fails_ends_the_session(executor: FakeExecutor, sampler_sp
 def test_central_inference_is_refused_before_anything_is_started(
     spec_body: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By key path; no cluster is looked for."""
+    """Central inference is refused with its key path, before a cluster is looked for."""
     body = spec_body(meta={"sampler": SAMPLER | {"inference": "central", "worker_num_splits": 2}})
     del body["env"]["num_envs"]
     (tmp_path / "spec.json").write_text(json.dumps({"small": body}))
@@ -145,7 +145,7 @@ def test_central_inference_is_refused_before_anything_is_started(
 
 
 def test_inference_that_is_left_open_is_local(sampler_spec: MakeSpec) -> None:
-    """Also with a GPU, where it is central on one machine."""
+    """On a cluster, unspecified inference is local, also with a GPU; on one machine with a GPU it would be central."""
     sampler = pool.with_local_inference(sampler_spec(worker_num_splits=2)).meta.sampler
     assert sampler is not None
     assert sampler.inference == "local"

@@ -1,4 +1,4 @@
-"""Rollout workers on other nodes."""
+"""Tests of rollout workers on other nodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TIMES = re.compile(r"wall_t|fps|.*_busy")
 
 @pytest.mark.slow
 def test_impala_ends_while_a_worker_s_node_is_killed_and_another_comes(nodes: Nodes, tmp_path: Path) -> None:
-    """The learner goes on with the worker that is left, and with the one that comes; the lag is measured."""
+    """The learner continues with the remaining worker and with the one on the new node; the policy lag is measured."""
     spec = load_spec({"impala": IMPALA}, "impala")
     trial = Trial(spec, plan=Plan(data_dir=tmp_path, cluster=nodes.address))
     counts: list[int] = []
@@ -54,7 +54,7 @@ def test_impala_ends_while_a_worker_s_node_is_killed_and_another_comes(nodes: No
         victim = next(node for node in nodes.others if node.node_id != home[1])
         nodes.kill(victim)
         at_death = frame_of(trial.paths, 0)
-        until(lambda: frame_of(trial.paths, 0) >= at_death + 4000)  # with one worker, or none if both were there, until a node comes
+        until(lambda: frame_of(trial.paths, 0) >= at_death + 4000)  # with one worker; with none until a node is added if both were lost
         counts.append(frame_of(trial.paths, 0))
         nodes.add()
 

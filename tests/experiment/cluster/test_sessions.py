@@ -1,4 +1,4 @@
-"""Trials on a cluster of three nodes, one of which is killed while another one is added."""
+"""Tests of trials on a cluster of three nodes, one of which is killed while another one is added."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MakeSpec = Callable[..., Spec]
 
 
 def exchange_a_node(nodes: Nodes, sessions: int, frame: int) -> Deed:
-    """Kill the node on which a Session has come to a frame, not the driver's, and add one."""
+    """When all Sessions reach a frame, kill a node that runs one of them, not the driver's node, and add a node."""
 
     def deed(trial: Trial) -> None:
         until(lambda: all(frame_of(trial.paths, index) >= frame for index in range(2)))
@@ -43,7 +43,7 @@ def plan(nodes: Nodes, folder: Path) -> Plan:
 
 @pytest.mark.slow
 def test_four_sessions_end_while_a_node_is_killed_and_another_comes(nodes: Nodes, make_spec: MakeSpec, tmp_path: Path) -> None:
-    """The Session whose node was killed continues from its checkpoint; its rows are those of an undisturbed run."""
+    """The Session on the killed node continues from its checkpoint; its rows equal those of an uninterrupted run."""
     meta = {"max_session": 4, "save_interval": 0.5, "log_frequency": 2000}
     spec = make_spec(env={"max_frame": 60_000}, meta=meta)
     trial = Trial(spec, plan=plan(nodes, tmp_path))
@@ -62,7 +62,7 @@ def test_four_sessions_end_while_a_node_is_killed_and_another_comes(nodes: Nodes
 def test_sessions_on_nodes_without_the_data_folder(
     shell_cluster: Callable[..., ShellCluster], make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Checkpoints are at a URL. A Session whose node is killed continues from there, and so does `train@`. Tables are local."""
+    """A Session whose node is killed continues from its checkpoint at a URL, and so does `train@`. Tables are local."""
     data, cluster = tmp_path / "data", shell_cluster()
     data.mkdir()
     node = cluster.add(hidden=data)
@@ -129,7 +129,7 @@ def test_a3c_learns_while_a_node_is_killed_and_another_comes(nodes: Nodes, tmp_p
 
 
 def server_pids(nodes: Nodes) -> list[int]:
-    """The processes of the parameter server on these nodes, in the order of their start."""
+    """Return the ids of the processes of the parameter server on these nodes, in the order of their start."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
@@ -141,7 +141,7 @@ def server_pids(nodes: Nodes) -> list[int]:
 
 
 def kill_a_server(trial: Trial, nodes: Nodes, number: int, frame: int) -> list[int]:
-    """Kill a process of the parameter server once both Sessions have come to a frame; return all its processes."""
+    """Kill a process of the parameter server once both Sessions reach a frame; return the ids of all its processes."""
     until(lambda: all(frame_of(trial.paths, index) >= frame for index in range(2)))
     until(trial.paths.trial_checkpoint().exists)
     pids = server_pids(nodes)
@@ -156,16 +156,16 @@ def test_a_parameter_server_that_is_killed_continues_from_the_checkpoint(nodes: 
     pids: list[int] = []
     metrics = run_while(trial, lambda trial: pids.extend(kill_a_server(trial, nodes, 0, 6000))).metrics
     assert len(pids) == 1
-    assert [len(entry) for entry in processes(trial.paths, 2)] == [1, 1]  # the Sessions went on
+    assert [len(entry) for entry in processes(trial.paths, 2)] == [1, 1]  # the Sessions continued
     arrays = state.load(trial.paths.trial_checkpoint())["arrays"]
     assert int(arrays["clock/frames"].sum()) == 150_000
     assert metrics["final_return"] > 100
-    assert int(arrays["agent/trainer/updates"].sum()) < 150_000 / (4 * 32) + 2  # those since the checkpoint were lost
+    assert int(arrays["agent/trainer/updates"].sum()) < 150_000 / (4 * 32) + 2  # updates since the checkpoint were lost
 
 
 @pytest.mark.slow
 def test_one_of_several_processes_of_a_parameter_server_is_killed(nodes: Nodes, tmp_path: Path) -> None:
-    """A net of 2.1 M parameters is divided; when a process dies, all restore the same checkpoint and training continues."""
+    """A net of 2.1 M parameters is split between processes; when one dies, all restore the same checkpoint and training continues."""
     net = {**A3C["agent"]["net"], "hid_layers": [1024, 1024]}
     spec = Spec.model_validate(
         {
@@ -182,6 +182,6 @@ def test_one_of_several_processes_of_a_parameter_server_is_killed(nodes: Nodes, 
     assert [len(entry) for entry in processes(trial.paths, 2)] == [1, 1]
     arrays = state.load(trial.paths.trial_checkpoint())["arrays"]
     assert int(arrays["clock/frames"].sum()) == 30_000
-    assert int(arrays["agent/trainer/updates"].sum()) < 30_000 / (4 * 32) + 2  # those since the checkpoint were lost
+    assert int(arrays["agent/trainer/updates"].sum()) < 30_000 / (4 * 32) + 2  # updates since the checkpoint were lost
     assert all(bool(array.isfinite().all()) for array in arrays.values())
     assert min(float(row["bytes_pushed"]) for row in complete_rows(trial.paths.session_df(0))) > 4 * 2_100_000

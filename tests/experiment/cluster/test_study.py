@@ -1,4 +1,4 @@
-"""A study and a search over three nodes, one of which is killed."""
+"""Tests of a study and a search on three nodes, one of which is killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_study_of_12_runs_ends_with_12_while_a_node_is_killed(nodes: Nodes, tm
     def kill() -> None:
         until(lambda: study.paths is not None)
         runs = study.paths.runs
-        until(lambda: len(list(runs.glob("*/*/model/*ckpt-last.pt"))) >= 3)  # all nodes are at work
+        until(lambda: len(list(runs.glob("*/*/model/*ckpt-last.pt"))) >= 3)  # all nodes are busy
         nodes.kill(nodes.others[0])
 
     thread = threading.Thread(target=kill)
@@ -46,7 +46,7 @@ def test_a_study_of_12_runs_ends_with_12_while_a_node_is_killed(nodes: Nodes, tm
     assert len(known) == 12
     assert [state.status for state in study.states] == ["done"] * 12
     starts = [len([path for path in folder.iterdir() if path.is_dir()]) for folder in paths.runs.iterdir()]
-    assert starts == [1] * 12  # none was started twice: the run on the lost node was continued
+    assert starts == [1] * 12  # no run was restarted: the run on the lost node was continued
     assert "its node is gone or does not answer; the run continues on another node" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""What the children of the tests do. Importable, for a child does not run the test's own module."""
+"""Functions that the child processes of the tests run; they are in a module because a child does not run the test's own module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slm_lab.experiment.execute.local.interrupt import UserCodeBlocked, watchdog
 
 
 def state(context: ChildContext, *args: Any) -> None:
-    """Sends what it is."""
+    """Send the state of the process: its arguments, environment, signals, cores and modules."""
     umask = os.umask(0)
     os.umask(umask)
     signals = {number.name for number in signal.Signals if signal.getsignal(number) is signal.SIG_IGN}
@@ -51,7 +51,7 @@ def state(context: ChildContext, *args: Any) -> None:
 
 
 class Variable:
-    """Arrives in another process as the value that an environment variable has there at that moment."""
+    """An object that is unpickled as the current value of an environment variable."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class Variable:
 
 
 def imports(context: ChildContext, name: str) -> None:
-    """Sends the VALUE of a user's module, and whether it was loaded before."""
+    """Send the VALUE of a user's module, whether it was loaded before, and the current folder."""
     before = name in sys.modules
     context.send("value", importlib.import_module(name).VALUE, before, os.getcwd())
 
@@ -73,7 +73,7 @@ def threads(context: ChildContext) -> None:
 
 
 def simulator(context: ChildContext) -> None:
-    """As an env that runs a simulator, ends it and waits for it; it would wait for ever where signals are blocked or ignored."""
+    """Start a simulator, end it and wait for it, as an env does; the wait would never return if signals were blocked or ignored."""
     for end in (subprocess.Popen.terminate, lambda process: process.send_signal(signal.SIGINT)):
         process = subprocess.Popen(["sleep", "1000"])
         end(process)
@@ -87,7 +87,7 @@ def simulator(context: ChildContext) -> None:
 
 
 def leave(context: ChildContext, then: str) -> None:
-    """Starts a simulator that outlives it."""
+    """Start a simulator that outlives this process."""
     context.send("started", subprocess.Popen(["sleep", "1000"]).pid)
     if then == "wait":
         context.receive()
@@ -98,7 +98,7 @@ def leave(context: ChildContext, then: str) -> None:
 
 
 def orphan(context: ChildContext, then: str, seconds: float) -> None:
-    """As `leave`, with an own time to save its work."""
+    """Run `leave` with another time limit for saving its work."""
     child_side.ORPHAN_SECONDS = seconds
     leave(context, then)
 
@@ -119,7 +119,7 @@ def block(context: ChildContext, how: str) -> None:
 
 
 def interrupted(context: ChildContext) -> None:
-    """Blocks, and saves its work when a stop is requested."""
+    """Block, and save the work when a stop is requested."""
     try:
         with watchdog(context.heartbeat, context.stop, grace=0.3):
             context.beat(EVALUATING)
@@ -136,7 +136,7 @@ def many(context: ChildContext, count: int) -> None:
 
 
 def torn(context: ChildContext) -> None:
-    """Dies in the middle of a message, while a process that it has forked keeps the pipe open."""
+    """Die in the middle of a message, while a forked process keeps the pipe open."""
     context.send("whole")
     if os.fork() == 0:
         time.sleep(1000)
@@ -159,7 +159,7 @@ def fail(context: ChildContext) -> None:
 
 
 def echo(context: ChildContext) -> None:
-    """Sends back what it receives."""
+    """Send back each message."""
     context.send("ready", context.restart)
     while (order := context.receive()) is not None:
         context.send("echo", order, context.stop.requested)
@@ -194,7 +194,7 @@ def _plain(connection: Any) -> None:
 
 
 def starts_processes(context: ChildContext) -> None:
-    """As AsyncVectorEnv: processes of the default start method."""
+    """Start processes by the default start method, as AsyncVectorEnv does."""
     answers = []
     for _ in range(2):
         ours, theirs = multiprocessing.Pipe()
@@ -206,31 +206,31 @@ def starts_processes(context: ChildContext) -> None:
 
 
 def spin(context: ChildContext) -> None:
-    """Works until it is stopped."""
+    """Work until a stop is requested."""
     while not context.stop.requested:
         context.beat(STEPPING)
         time.sleep(0.01)
 
 
 def nothing(context: ChildContext) -> None:
-    """Ends at once."""
+    """Return immediately."""
 
 
 def silent(context: ChildContext) -> None:
-    """Send a message without a heartbeat, as a process does that is still loading."""
+    """Send a message without a heartbeat, as a process that is still loading does."""
     context.send("loading")
     time.sleep(60)
 
 
 def crash(context: ChildContext) -> None:
-    """Ends by a fault in native code."""
+    """Crash by a fault in native code."""
     import ctypes
 
     ctypes.string_at(0)
 
 
 def close_all(context: ChildContext) -> None:
-    """Closes descriptors that it did not open, then sends a message."""
+    """Close descriptors that this function did not open, then send a message."""
     os.closerange(3, 256)
     context.send("lost")
     time.sleep(1000)

@@ -1,4 +1,4 @@
-"""The end of user code that blocks, in its own process."""
+"""Tests that user code which blocks is interrupted, within one process."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_user_code_that_returns_is_not_interrupted() -> None:
 
 
 def test_a_late_interruption_does_nothing() -> None:
-    """The main thread went on to another phase between the verdict and the signal."""
+    """An interruption has no effect if the main thread enters another phase between the decision and the signal."""
     heartbeat, stop, handler = Heartbeat(), Stop(), None
     stop.requested = True
     seen = []
@@ -190,7 +190,7 @@ def test_the_first_signal_requests_a_stop() -> None:
             signal.raise_signal(signal.SIGHUP)
             assert not stop.requested
             signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGINT)  # the same event
+            signal.raise_signal(signal.SIGINT)  # counts as the same stop request
             assert (stop.requested, stop.number) == (True, signal.SIGTERM)
             time.sleep(0.25)
             with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Scripts that start children: without a main guard, interrupted, killed; nothing of them is left."""
+"""Scripts that start children without a main guard, or are interrupted or killed, leave no process or file behind."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ while True:
 
 
 class Script:
-    """A script in a process group of its own; what belongs to it is found by a mark in the environment."""
+    """A script in a separate process group; its processes are found by a variable in their environment."""
 
     def __init__(self, folder: Path, temp: Path, text: str, how: str = "file", **environ: str) -> None:
         self.mark, self.temp = f"SLM_LAB_TEST={folder}", temp
@@ -152,12 +152,12 @@ class Script:
         return self.process.communicate(timeout=seconds)[0]
 
     def said(self) -> str:
-        """What it wrote to stderr."""
+        """Return the text that the script wrote to stderr."""
         self.errors.seek(0)
         return self.errors.read()
 
     def processes(self) -> list[int]:
-        """All that belong to it and run."""
+        """Return the ids of the script's running processes."""
         return processes_with(self.mark)
 
     def leaves_nothing(self, seconds: float = 5.0) -> None:
@@ -174,7 +174,7 @@ def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
         made.append(Script(folder, Path(temp), head + text, how, **environ))
         return made[-1]
 
-    with tempfile.TemporaryDirectory(prefix="slm_", dir="/tmp") as temp:  # a socket fits in, unlike in tmp_path
+    with tempfile.TemporaryDirectory(prefix="slm_", dir="/tmp") as temp:  # a socket's path is short enough, unlike in tmp_path
         yield make
         end(made)
 
@@ -196,14 +196,14 @@ def end(made: list[Script]) -> None:
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["file", "-c", "stdin"])
 def test_a_script_without_a_main_guard(method: str, how: str, script: Callable[..., Script], tmp_path: Path) -> None:
-    """It is not run again; and files of its working directory do not hide modules that the fork server loads."""
+    """A child does not run the script again, and files of the working directory do not hide modules that the fork server loads."""
     skip_without(method)
     if method == "forkserver" and how == "file":
         pytest.skip("its folder is on its module path")
     if method == "forkserver":
         for name in ("numpy", "selectors", "torch"):
             (tmp_path / f"{name}.py").write_text("raise RuntimeError('not this one')")
-    safe = "1" if method == "forkserver" else ""  # the script itself is to find the libraries
+    safe = "1" if method == "forkserver" else ""  # the script itself must import the real libraries
     light = how == "stdin"
     one = script(
         f"server.THIS_PROCESS.forkserver_unavailable = {method == 'spawn'}\n{LIGHT if light else ''}{SAY}", how, PYTHONSAFEPATH=safe
@@ -229,7 +229,7 @@ def test_a_temporary_folder_that_no_socket_fits_in(script: Callable[..., Script]
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("earliest", "server"), [(0.0, LIGHT), (0.1, LIGHT), (0.5, "")])
 def test_ctrl_c_at_any_moment(earliest: float, server: str, script: Callable[..., Script]) -> None:
-    """To the whole process group, as a terminal sends it, while the server and the children start."""
+    """Ctrl-C reaches the whole process group, as from a terminal, while the server and the children start."""
     one = script(server + STOPPED)
     assert one.line() == "begin"
     seconds = random.uniform(earliest, 3 * earliest)
@@ -244,12 +244,12 @@ def test_ctrl_c_at_any_moment(earliest: float, server: str, script: Callable[...
 
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_the_parent_is_killed(method: str, script: Callable[..., Script]) -> None:
-    """Children that listen save their work and end, those that block are ended; what both started, the server and its folder too."""
+    """Children that listen save their work and end, blocked ones are killed; their processes, the server and its folder are removed."""
     skip_without(method)
     one = script(f"server.THIS_PROCESS.forkserver_unavailable = {method == 'spawn'}\n{LIGHT}{KILLED}")
     pids = {int(pid) for _ in range(2) for pid in one.line().split()}
     assert ("pymp" in one.line()) == (method == "forkserver")
-    until(lambda: pids < set(one.processes()), seconds=10.0)  # a program that is being started has no environment for a moment
+    until(lambda: pids < set(one.processes()), seconds=10.0)  # a program that is starting briefly has no environment
     os.kill(one.process.pid, signal.SIGKILL)
     one.leaves_nothing()
 
@@ -263,7 +263,7 @@ def test_the_parent_is_killed_while_the_server_loads(script: Callable[..., Scrip
 
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_notebook(method: str, script: Callable[..., Script]) -> None:
-    """A process that stays: a later trial sees an edit of the user's module and the present folder, and pools of the user's own work."""
+    """In a long-lived process, a later trial sees an edited user module and the current folder, and the user's own pools work."""
     one = script(f"server.THIS_PROCESS.forkserver_unavailable = {method == 'spawn'}\n{LIGHT}{NOTEBOOK}", "-c")
     assert one.end().splitlines() == ["True", "[1] [1]", "True", "1 [2]", "True"], one.said()
     assert one.said() == ""
@@ -271,7 +271,7 @@ def test_a_notebook(method: str, script: Callable[..., Script]) -> None:
 
 
 def test_a_module_path_of_its_own(script: Callable[..., Script]) -> None:
-    """The server finds the package where the script has found it, though PYTHONPATH does not tell; a child has the script's priority."""
+    """The server imports the package from the script's own module path, which is not in PYTHONPATH; a child has the script's priority."""
     text = ITS_OWN_PATH.replace("ROOT", repr(str(ROOT))) + HEAD + LIGHT + PLACE
     one = script(text, PYTHONPATH="", head="")
     from_server = server.start_method() == "forkserver"
@@ -283,12 +283,12 @@ def test_a_module_path_of_its_own(script: Callable[..., Script]) -> None:
 
 
 def test_two_runs_at_once(script: Callable[..., Script]) -> None:
-    """Each has a server and children of its own: the end of one, orderly or not, does not concern the other."""
+    """Each run has its own server and children: the end of one run, orderly or not, does not affect another one."""
     runs = [script(LIGHT + STOPPED) for _ in range(3)]
     assert [one.line() for one in runs] == ["begin"] * 3
     interrupted, killed, last = runs
     end = time.monotonic() + 30.0
-    expected = 5 if has_feature("forkserver") else 4  # itself, a tracker, the server and two children
+    expected = 5 if has_feature("forkserver") else 4  # the script, a tracker, the server and two children
     while len(children := last.processes()) < expected:
         assert time.monotonic() < end, children
         time.sleep(0.05)

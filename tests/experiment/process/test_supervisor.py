@@ -1,4 +1,4 @@
-"""Children of the supervisor: what they are, what they say, and that nothing is left of them."""
+"""Tests of the supervisor's children: their state, their messages, and that no process of theirs remains."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _real_server_at_the_end() -> Iterator[None]:
 
 @pytest.fixture
 def real_server() -> None:
-    """For tests that look at what the fork server has loaded. It stays for the tests after them."""
+    """Use the real fork server, for tests that check which modules it has loaded. It stays for later tests."""
     light.use_real_server()
 
 
@@ -70,7 +70,7 @@ def parent() -> Iterator[LocalExecutor]:
 
 
 def until(parent: LocalExecutor, done: Callable[[Event], bool], seconds: float = PATIENCE) -> list[Event]:
-    """Events up to the one that is waited for."""
+    """Return the events up to and including the first for which `done` is true."""
     seen: list[Event] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -90,22 +90,23 @@ def says(kind: str) -> Callable[[Event], bool]:
 
 
 def run(parent: LocalExecutor, target: Any, *args: Any) -> tuple[list[Message], TaskDied]:
-    """Run a child to its end."""
+    """Run a child to its end; return its messages and the event of its end."""
     parent.start("child", target, *args)
     *messages, end = until(parent, died)
     assert isinstance(end, TaskDied)
     return [message for message in messages if isinstance(message, Message)], end
 
 
-# ---- what a child is
+# ---- the state of a child
 
 
 @linux
 @pytest.mark.usefixtures("real_server")
 def test_a_child_is_as_its_parent_at_the_start(method: str, parent: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although the fork server started before: working directory, environment, umask, cores; signals neither blocked nor ignored.
+    """A child has its parent's present working directory, environment, umask and cores; signals are neither blocked nor ignored.
 
-    The environment is in force before the arguments are loaded, and the libraries that these import.
+    This holds although the fork server started earlier. The environment is set before the arguments, and the libraries that they import,
+    are loaded.
     """
     parent.start("first", targets.state)
     until(parent, died)
@@ -124,7 +125,7 @@ def test_a_child_is_as_its_parent_at_the_start(method: str, parent: LocalExecuto
     state = message.content[0]
     assert state["args"] == (7, "egl")
     assert state["leads_group"]
-    own = {"SIGQUIT"} if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN else set()  # by a shell, of its background jobs
+    own = {"SIGQUIT"} if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN else set()  # a shell ignores it in background jobs
     assert (state["blocked"], state["ignored"]) == (set(), own)
     assert state["cwd"] == str(tmp_path)
     assert state["umask"] == 0o027
@@ -163,7 +164,7 @@ def test_a_descriptor_among_the_arguments(method: str, parent: LocalExecutor, tm
 @linux
 @pytest.mark.usefixtures("real_server")
 def test_the_processes_of_a_child(parent: LocalExecutor) -> None:
-    """As those of AsyncVectorEnv: they come from the same server, belong to the child's group and print where it prints."""
+    """Processes that a child starts as AsyncVectorEnv does come from the same server, are in the child's group and print to its output."""
     ((message,), end) = run(parent, targets.starts_processes)
     server_pid, child_pid, answers, start_method = message.content
     assert start_method == server.start_method()
@@ -179,7 +180,7 @@ def test_the_processes_of_a_child(parent: LocalExecutor) -> None:
 @linux
 @pytest.mark.usefixtures("real_server")
 def test_the_server(parent: LocalExecutor) -> None:
-    """One thread, a group of its own, no signal blocked."""
+    """The fork server has one thread, its own process group and no blocked signals."""
     if server.start_method() == "spawn":
         pytest.skip("no fork server on this system")
     run(parent, targets.nothing)
@@ -190,7 +191,7 @@ def test_the_server(parent: LocalExecutor) -> None:
     assert os.getpgid(pid) == pid
 
 
-# ---- what it says
+# ---- messages and output
 
 
 def test_what_was_sent_before_a_death_comes_first(method: str, parent: LocalExecutor) -> None:
@@ -201,7 +202,7 @@ def test_what_was_sent_before_a_death_comes_first(method: str, parent: LocalExec
 
 
 def test_a_torn_message_and_torn_output(method: str, parent: LocalExecutor) -> None:
-    """Nobody waits for the rest, although another process keeps the pipe open."""
+    """The supervisor does not wait for the rest of a torn message, although another process keeps the pipe open."""
     begin = time.monotonic()
     messages, end = run(parent, targets.torn)
     assert [message.kind for message in messages] == ["whole"]
@@ -225,7 +226,7 @@ def test_output_moves_to_a_log(method: str, parent: LocalExecutor, tmp_path: Pat
     assert end.output == "line 0000000\nline 0000001\nin the log\nlast"
 
 
-# ---- what is left of it
+# ---- processes that remain
 
 
 @linux
@@ -269,7 +270,7 @@ def test_exit_hooks_and_buffers(method: str, parent: LocalExecutor, tmp_path: Pa
 
 @linux
 def test_nothing_is_left(method: str) -> None:
-    run_one(targets.nothing)  # the server, and what is imported on the way
+    run_one(targets.nothing)  # starts the server and completes the imports
     before = sorted(os.listdir("/proc/self/fd"))
     parent = LocalExecutor()
     for target in (targets.echo, targets.deaf, targets.spin):
@@ -296,7 +297,7 @@ def run_one(target: Any) -> TaskDied:
 
 
 def test_a_restart(method: str, parent: LocalExecutor) -> None:
-    """A new process, a new pipe."""
+    """A restarted child has a new process and a new pipe."""
     child = parent.start("child", targets.leave, "crash")
     until(parent, died)
     child.target = targets.state
@@ -311,7 +312,7 @@ def test_a_restart(method: str, parent: LocalExecutor) -> None:
 
 @pytest.mark.parametrize("how", ["sleep", "gil"])
 def test_a_child_that_blocks(method: str, how: str) -> None:
-    """Noticed whether or not it lets other threads run; restarted at the limit."""
+    """A blocked child is noticed whether or not it releases the GIL, and can be restarted when it reaches the limit."""
     with LocalExecutor(stall_notice=None) as parent:
         child = parent.start("child", targets.block, how)
         until(parent, says("pid"))
@@ -343,14 +344,14 @@ def test_waiting_is_no_stall() -> None:
 
 
 def test_the_limit_counts_from_the_first_beat() -> None:
-    """To load torch on a busy machine may take longer than a short limit."""
+    """The stall limit counts from the first heartbeat, because loading torch on a busy machine may take longer than a short limit."""
     with LocalExecutor(stall_notice=0.2, stall_limit=0.4) as parent:
         parent.start("child", targets.silent)
         until(parent, says("loading"))
         end, levels = time.monotonic() + 1.0, []
         while time.monotonic() < end:
             levels += [event.level for event in parent.events(0.2) if isinstance(event, TaskStalled)]
-        assert levels in (["notice"], [])  # noticed here, or before it said so
+        assert levels in (["notice"], [])  # the notice comes here, or before the message
 
 
 def test_a_blocked_child_saves_its_work(method: str, parent: LocalExecutor) -> None:
@@ -389,7 +390,7 @@ print(calls)
 
 @pytest.mark.slow
 def test_the_server_asks_nothing_of_cuda() -> None:
-    """A context of CUDA does not work in a copy of its process. The last call shows that calls are seen."""
+    """The server makes no CUDA calls, because a CUDA context does not work after a fork. The last call shows that calls are recorded."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", CALLS], env=environ, capture_output=True, text=True, timeout=100)
     assert done.stdout == "['is_available']\n", done.stderr
@@ -398,7 +399,7 @@ def test_the_server_asks_nothing_of_cuda() -> None:
 def test_a_module_of_the_user_is_loaded_in_the_child_alone(
     method: str, parent: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A crash there ends that child, and the server makes the next one."""
+    """A crash while a user's module is imported ends only that child, and the same server starts the next one."""
     (tmp_path / "env_that_crashes.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     (tmp_path / "env_that_works.py").write_text("VALUE = 1")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -438,7 +439,7 @@ def server_pid() -> int:
 
 @linux
 def test_the_server_is_killed(parent: LocalExecutor) -> None:
-    """Children go on; the next one comes from a new server; an exit code that nobody has seen is unknown."""
+    """If the server is killed, its children continue, the next child comes from a new server, and unread exit codes are unknown."""
     if server.start_method() == "spawn":
         pytest.skip("no fork server on this system")
     first = parent.start("first", targets.echo)
@@ -464,7 +465,7 @@ def test_the_server_is_killed(parent: LocalExecutor) -> None:
 
 
 def test_a_server_that_cannot_load(parent: LocalExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """It ends; children start by spawn, and one notice says so."""
+    """A server that cannot load ends; children then start by spawn, and one notice says so."""
     if server.start_method() == "spawn":
         pytest.skip("no fork server on this system")
     server.stop_server()
@@ -514,7 +515,7 @@ def test_start_method(requested: Any, supported: bool, forkserver_unavailable: b
 
 
 def test_a_fork_server_that_is_wanted_and_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no reason to use another start method."""
+    """If the user requests the fork server and it cannot run, an error is raised; no other start method is used."""
     monkeypatch.setattr(server.THIS_PROCESS, "requested_method", "auto")
     monkeypatch.setattr(server, "has_feature", lambda name: False)
     with pytest.raises(SpecError, match=r"meta\.start_method"):
@@ -526,7 +527,7 @@ def test_a_fork_server_that_is_wanted_and_cannot_run(monkeypatch: pytest.MonkeyP
 
 
 def test_a_child_that_cannot_start(parent: LocalExecutor) -> None:
-    run(parent, targets.nothing)  # the server, and what is imported on the way
+    run(parent, targets.nothing)  # starts the server and completes the imports
     before = sorted(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else []
     with pytest.raises(Exception, match="lambda"):
         parent.start("child", lambda _: None)
@@ -536,7 +537,7 @@ def test_a_child_that_cannot_start(parent: LocalExecutor) -> None:
 
 
 def test_a_fault_in_native_code(parent: LocalExecutor) -> None:
-    """The reason names the signal and what it means; the output says where, without the list of modules."""
+    """The reason names the signal and its meaning; the output shows the location, without the list of extension modules."""
     _, end = run(parent, targets.crash)
     assert re.fullmatch(r"killed by SIGSEGV \(.+\)", end.reason)
     assert "in crash" in end.output
@@ -544,14 +545,14 @@ def test_a_fault_in_native_code(parent: LocalExecutor) -> None:
 
 
 def test_a_child_that_closes_its_connection(parent: LocalExecutor) -> None:
-    """It ends instead of waiting for good, and says why."""
+    """A child that closes its connection ends with an explanation instead of waiting forever."""
     messages, end = run(parent, targets.close_all)
     assert (messages, end.code) == ([], 1)
     assert "closed file descriptors" in end.output
 
 
 def test_a_child_that_closes_its_connection_and_goes_on(parent: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only the pipe shows a death: it is ended, and the reason is not a lack of memory."""
+    """Where only the pipe shows a death, such a child is killed, and the reason does not suggest a lack of memory."""
     monkeypatch.setenv(VARIABLE, "pidfd")
     monkeypatch.setattr(supervisor, "_EXIT_SECONDS", 0.2)
     messages, end = run(parent, targets.close_all_and_wait)
@@ -560,7 +561,7 @@ def test_a_child_that_closes_its_connection_and_goes_on(parent: LocalExecutor, m
 
 
 def test_a_child_that_calls_exit(parent: LocalExecutor) -> None:
-    """Exit code 0 without a result is a failure."""
+    """A child that calls sys.exit(0) without sending a result has failed."""
     (message,), end = run(parent, targets.exit_0)
     assert (message.kind, end.code) == ("failed", 1)
     assert "sys.exit(0) was called" in message.content[0]

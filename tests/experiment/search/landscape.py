@@ -20,7 +20,7 @@ SEARCH: dict[str, Any] = {
 
 
 class ToySpec(AlgorithmSpec):
-    """Its return is known without training."""
+    """A spec whose return is computed by `toy_return`, without training."""
 
     rate: PositiveReal = 1e-4
     bonus: Fraction = 0.5
@@ -35,7 +35,7 @@ class ToySpec(AlgorithmSpec):
 
 
 def toy_space(search: dict[str, Any] | None = None, **meta: Any) -> SearchSpace:
-    """The space of a toy spec; keys of `search` are those of the algorithm."""
+    """Return the search space of a toy spec; the keys of `search` are those of the algorithm."""
     algorithm = {"name": f"{__name__}:ToySpec"}
     body = {
         "agent": {"algorithm": algorithm, "memory": {"name": "OnPolicyBatchReplay"}, "net": {"type": "MLPNet", "hid_layers": [8]}},
@@ -47,7 +47,7 @@ def toy_space(search: dict[str, Any] | None = None, **meta: Any) -> SearchSpace:
 
 
 def toy_return(values: Values) -> float:
-    """The return, 100 at best: decided most by rate, then rule and bonus, little by width, not by noise."""
+    """Return the return, at most 100: rate has the largest effect, then rule and bonus; width has a small one, noise none."""
     given = {key.rpartition(".")[2]: value for key, value in values.items()}
     rate = math.exp(-(((math.log10(given["rate"]) + 2.5) / 1.2) ** 2))
     rule = {"sum": 1.0, "mean": 0.85, "max": 0.6}[given["rule"]]

@@ -1,4 +1,4 @@
-"""The files of a search, finished or not."""
+"""Tests of the files that a search writes, finished or not."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_every_search_has_its_files(paths: RunPaths, caplog: pytest.LogCaptureFi
 
 
 def test_the_table_is_ranked_and_the_best_trial_can_be_trained(paths: RunPaths) -> None:
-    """The metric is named as the search names it: trials may have strengths, of a baseline that they measured meanwhile."""
+    """The table is ranked by the metric of the search, even if trials have strengths because they measured a baseline later."""
     space = toy_space()
     records = records_of(space, 10)
     best = max(records, key=lambda one: one.metric or 0)
@@ -122,7 +122,7 @@ def test_the_table_is_ranked_and_the_best_trial_can_be_trained(paths: RunPaths) 
 
 
 def test_rank() -> None:
-    """Confirmed trials before others, a trial that was stopped never before one that finished."""
+    """Confirmed trials rank before others, and a stopped trial ranks after each finished one."""
     records = [
         record(0, {}, 5.0),
         record(1, {}, 9.0, "stopped"),
@@ -135,7 +135,7 @@ def test_rank() -> None:
 
 
 def test_importance_ranks_the_key_that_decides_first() -> None:
-    """None without trials that differ."""
+    """The key with the largest effect has the largest importance; with too few or equal returns there is no importance."""
     space = toy_space()
     for seed in range(5):
         found = key_importance(space, records_of(space, 40, seed))
@@ -149,7 +149,7 @@ def test_importance_ranks_the_key_that_decides_first() -> None:
 
 
 def test_importance_of_a_key_inside_a_choice() -> None:
-    """The key that only one value of the choice has decides."""
+    """A key that exists for only one value of a choice gets the largest importance if it determines the return."""
     space = toy_space({"explore_var_spec__choice": CONDITIONAL["explore_var_spec__choice"], "action_policy__choice": ["epsilon_greedy"]})
     name = "agent.algorithm.explore_var_spec.end_step"
     records = [record(one.trial, one.values, float(one.values.get(name, 100))) for one in records_of(space, 60)]
@@ -208,7 +208,7 @@ def test_short_names() -> None:
 
 
 def test_the_interval_of_a_confirmation_is_within_the_possible_returns(tmp_path: Path) -> None:
-    """Two sessions of CartPole with 400 and 480: Student's t alone gives 440 ± 508."""
+    """The interval is clipped to the possible returns: for CartPole sessions with 400 and 480, Student's t alone gives 440 ± 508."""
     paths = RunPaths(tmp_path, "cartpole")
     paths.make_dirs()
     paths.spec.write_text(json.dumps({"cartpole": {"env": {"name": "CartPole-v1", "max_frame": 1000}, "agent": {}, "meta": {}}}))

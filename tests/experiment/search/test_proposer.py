@@ -1,4 +1,4 @@
-"""Proposers, asked without Ray: what they find in a known landscape, and that they continue as without a break."""
+"""Tests of proposers without Ray: their results in a known landscape, and the same proposals after an interruption."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slm_lab.spec.report import SpecError
 from tests.experiment.search.landscape import toy_return, toy_space
 
 GOOD = 95.0
-"""Within 5 % of the best return; 1.06 % of the space by volume."""
+"""At most 5 % below the best return; such points are 1.06 % of the search space by volume."""
 CONDITIONAL: dict[str, Any] = {
     "rate__loguniform": [1e-5, 1e-1],
     "explore_var_spec__choice": [
@@ -45,7 +45,7 @@ def test_tpe_finds_the_best_region_sooner_than_random_search() -> None:
     medians = {name: float(np.median(one)) for name, one in counts.items()}
     assert medians["optuna"] <= 40
     assert medians["optuna"] < medians["random"]
-    assert max(counts["optuna"]) <= 120  # no search stays in a bad category
+    assert max(counts["optuna"]) <= 120  # no search remains in a bad category
 
 
 @pytest.mark.parametrize("algorithm", ["grid", "optuna", "random"])
@@ -74,7 +74,7 @@ def test_a_grid_without_grid_search_is_an_error() -> None:
 @pytest.mark.parametrize("algorithm", ["optuna", "random", "grid"])
 @pytest.mark.parametrize("search", [None, CONDITIONAL], ids=["plain", "conditional"])
 def test_a_restored_proposer_continues_as_without_a_break(algorithm: str, search: dict[str, Any] | None) -> None:
-    """With a failed, a running and finished trials; the state passes through JSON."""
+    """A restored proposer makes the same proposals, with a failed, a running and finished trials; its state is saved as JSON."""
     keys = {**(search or {"bonus__uniform": [0, 1], "rate__loguniform": [1e-4, 1e-1]}), "rule__grid_search": ["sum", "mean", "max"]}
     space = toy_space(keys)
 
@@ -112,7 +112,7 @@ def test_proposals_depend_on_results_and_seed() -> None:
 
 
 def test_running_trials_count_as_bad_ones() -> None:
-    """Other values are proposed beside running trials than after they have failed, of which nothing is learned."""
+    """The proposer treats running trials as bad ones, so its proposals differ from those after failures, which it ignores."""
 
     def proposed(running: bool, seed: int) -> Any:
         proposer = make_proposer(toy_space(), "optuna", seed)

@@ -48,7 +48,7 @@ def ppo_space(search: Any, **changes: Any) -> SearchSpace:
     ],
 )
 def test_draws_fit_their_distribution(distribution: str, args: tuple[float, ...], allowed: Any) -> None:
-    """Both ends are reached, and whole numbers are ints."""
+    """Draws stay in the allowed set, reach both bounds, and are ints for integer distributions."""
     key = SearchKey(("x",), distribution, args)
     drawn = [value_at_quantile(key, u) for u in np.linspace(0, 1, 2001)]
     assert all(allowed(x) for x in drawn)
@@ -132,7 +132,7 @@ def test_items_of_a_list_by_position() -> None:
 
 
 def test_another_component_has_its_own_defaults() -> None:
-    """PPO's default of lam is 0.95, ActorCritic's is none; a value that the spec gives is kept."""
+    """PPO's default of lam is 0.95 and ActorCritic's is none; a value that the spec gives is kept."""
     search = {"agent.algorithm.name__choice": ["PPO", "ActorCritic"]}
     applied = [
         ppo_space(search, **{"agent.algorithm": {"name": "PPO", "gamma": 0.9, **given}}).trial_spec({"agent.algorithm.name": "ActorCritic"})

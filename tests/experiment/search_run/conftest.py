@@ -1,4 +1,4 @@
-"""A spec with a search block, and an executor that plays trials by a script instead of training."""
+"""A spec with a search block, and an executor that replays scripted updates instead of training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEARCH = {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.99]}}}
 
 @pytest.fixture
 def search_body(spec_body: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """search_body(meta={…}): the body of a spec whose gamma is searched in 4 trials."""
+    """Return a function such as search_body(meta={…}) that makes the body of a spec with 4 trials over gamma."""
 
     def make(search: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
         meta = {"max_trial": 4} | sections.pop("meta", {})
@@ -42,7 +42,7 @@ def search_spec(search_body: Callable[..., dict[str, Any]]) -> Callable[..., Spe
 
 @dataclass(eq=False)
 class Played:
-    """A task whose updates are played."""
+    """A task with scripted updates."""
 
     name: str
     job: TrialJob
@@ -59,7 +59,7 @@ class Played:
 
 @dataclass
 class ScriptedExecutor:
-    """Plays the updates that `script(trial, start)` returns, one each time it is asked; stopped trials end with their next update."""
+    """An executor that yields the updates of `script(trial, start)`, one per call of `events`; stopped trials end at the next one."""
 
     script: Callable[[int, int], list[Update]]
     started: list[int] = field(default_factory=list)
@@ -86,7 +86,7 @@ class ScriptedExecutor:
 
 
 def finishing(metric: float, frame: int = 100) -> list[Update]:
-    """A trial with reports at half its frames and at its end."""
+    """Return the updates of a trial with reports at half its frames and at its end."""
     outcome = TrialOutcome("finished", {"final_strength": metric})
     return [Update(frame // 2, ((frame // 2, metric),)), Update(frame, ((frame, metric),)), Update(frame, outcome=outcome)]
 
@@ -97,7 +97,7 @@ def failing(cause: str = "broken", *, retry: bool = True) -> list[Update]:
 
 @pytest.fixture
 def make_stage(tmp_path: Path, search_spec: Callable[..., Spec]) -> Callable[..., tuple[Stage, ScriptedExecutor, StringIO]]:
-    """make_stage(script, target, …): a stage whose executor plays the script, the executor, and what is printed."""
+    """Return a function that makes a stage whose executor replays the script, the executor, and the printed output."""
 
     def make(script: Callable[[int, int], list[Update]], target: int = 4, **options: Any) -> tuple[Stage, ScriptedExecutor, StringIO]:
         executor, printed = ScriptedExecutor(script), StringIO()

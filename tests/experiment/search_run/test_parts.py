@@ -1,4 +1,4 @@
-"""Resources of trials, the display of a search, and the check that values can be built."""
+"""Tests of the resources of trials, the display of a search, and the check that values can be built."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_run_on_the_cpu_has_no_gpus(device: str | None, expected: int, monkeyp
 
 
 def test_what_a_failed_trial_reported_before_is_not_its_result(tmp_path: Path, search_spec: Callable[..., Spec]) -> None:
-    """Its return may have been the highest so far; a proposal near its values would fail too."""
+    """A failed trial has no result, whatever it reported before: proposals near its values would probably fail too."""
     spec = search_spec(meta={"max_trial": 3, "search_metric": "final_strength", "search_algorithm": "random"})
     search: Any = Search(spec, Plan(data_dir=tmp_path))
     told: dict[int, float | None] = {}

@@ -1,4 +1,4 @@
-"""Searches of SLM Lab's published specs. They are read from the folder that $SLM_LAB_SPECS names: a checkout's slm_lab/spec."""
+"""Tests of the searches in SLM Lab's published specs, which are read from $SLM_LAB_SPECS, a checkout's slm_lab/spec folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def variables(file: Path, name: str) -> list[str]:
 
 
 def short(file: Path, name: str) -> list[str]:
-    """Return assignments for 2 trials of 2,000 frames, of more if nothing would be learned in these. Raises SpecError if none fit."""
+    """Return assignments for 2 trials of 2,000 frames, or of more if 2,000 are too few to learn. Raises SpecError if none are valid."""
     frames = FRAMES
     while True:
         sets = [*variables(file, name), f"env.max_frame={frames}", "meta.max_trial=2", "meta.max_session=1"]
@@ -59,7 +59,7 @@ def short(file: Path, name: str) -> list[str]:
 @pytest.mark.skipif(not FOLDER, reason="$SLM_LAB_SPECS is not set")
 @pytest.mark.parametrize(("file", "name"), [pytest.param(*one, id=f"{one[0].stem}-{one[1]}") for one in searches()])
 def test_two_trials(file: Path, name: str, tmp_path: Path) -> None:
-    """The search block is valid; if the whole spec is, and its env is installed, two trials end without an error."""
+    """The search block is valid; if the whole spec is valid and its env is installed, two trials run without an error."""
     if not parse_search(parse_file(file)[name]["search"]):
         pytest.skip("nothing is searched")
     invalid, spec = "", None

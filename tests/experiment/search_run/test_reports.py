@@ -1,4 +1,4 @@
-"""The metric of a trial at the frames that all its Sessions have reached."""
+"""Tests of the metric that a trial reports: the mean over its Sessions at the frames that all of them have reached."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_reports_are_means_at_common_frames(paths: RunPaths, make_spec: Callable
     assert reader.frame == 500
     assert reader.read() == []
     two.write_text(HEAD + "250,1,1,40,40\n500,2,2,50,45\n750,3,3,,45\n")
-    assert reader.read() == [(750, 35.0)]  # the last known return of the second
+    assert reader.read() == [(750, 35.0)]  # with the last known return of the second Session
     assert ReportReader(paths, 3, spec, "total_reward_ma", None, after=250).read() == [(500, 35.0), (750, 37.5)]
 
 

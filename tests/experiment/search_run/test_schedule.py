@@ -1,4 +1,4 @@
-"""Tune's schedulers as a search asks them."""
+"""Tests of Tune's schedulers, as a search uses them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def trials(count: int) -> list[TrialState]:
 def test_asha_stops_a_trial_below_the_best_third() -> None:
     asha, known = Asha(100, 3, 1000), trials(6)
     assert [asha.decide(known[trial], 50, -9.0) for trial in range(3)] == [None] * 3  # before the grace period
-    assert asha.decide(known[0], 100, 1.0) is None  # none to compare with
+    assert asha.decide(known[0], 100, 1.0) is None  # no other trial to compare with
     assert asha.decide(known[1], 100, 2.0) is None
     assert asha.decide(known[2], 104, 1.5) == "stop"
-    assert asha.decide(known[0], 200, 0.0) is None  # no rung here
+    assert asha.decide(known[0], 200, 0.0) is None  # there is no rung at this frame
     assert asha.decide(known[1], 300, 5.0) is None
     assert asha.decide(known[0], 300, 1.0) == "stop"
 
@@ -65,7 +65,7 @@ def test_without_a_scheduler_or_with_a_long_grace_period_none_is_stopped(
     ],
 )
 def test_trials_of_a_search_are_compared_by_one_measure(search_spec: Callable[..., Spec], meta: dict[str, Any], refused: bool) -> None:
-    """Their metrics would be those of training episodes, and those of other trials those of evaluations."""
+    """A search that stops or replaces trials must not compare metrics of training episodes with metrics of evaluations."""
     spec = search_spec(meta={"eval_episodes": 3, **meta})
     if not refused:
         return check_evaluation(spec)
@@ -88,7 +88,7 @@ def test_pbt_lets_the_worst_take_over_the_best(search_spec: Callable[..., Spec])
     pbt.record_end(known[2])
     decision = pbt.decide(known[3], 300, -5.0)
     assert isinstance(decision, Exploit)
-    assert decision.source == 1  # a trial that has ended is no source
+    assert decision.source == 1  # a trial that has ended cannot be the source
 
 
 def test_pbt_refuses_keys_that_cannot_change_in_a_run(search_spec: Callable[..., Spec]) -> None:

@@ -1,4 +1,4 @@
-"""Whole searches: files, state, kills and continuation."""
+"""Tests of whole searches: their files and state, kills and continuation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def state_of(command: Command) -> SearchState | None:
 
 
 def ended(command: Command, count: int) -> Callable[[], bool]:
-    """Whether so many trials have ended, and one that runs has a checkpoint."""
+    """Return a function that tests whether `count` trials have ended and a running one has a checkpoint."""
 
     def check() -> bool:
         state = state_of(command)
@@ -65,7 +65,7 @@ def paths_of(command: Command) -> RunPaths:
 
 
 def ranking(output: str) -> list[list[str]]:
-    """Return the cells of the table of the best trials in the output of a search, its head first."""
+    """Return the cells of the table of the best trials in the output of a search, with its header first."""
     lines = [line.split() for line in output.splitlines()]
     begin = next(at for at, cells in enumerate(lines) if cells[:2] == ["trial", "current_return"])
     end = next(at for at in range(begin + 1, len(lines)) if not lines[at] or not lines[at][0].isdecimal())
@@ -117,12 +117,12 @@ def test_a_killed_search_continues_with_the_trials_that_are_missing(
     after, paths = state_of(made), paths_of(made)
     assert [trial.status for trial in after.trials] == ["finished"] * 5
     assert [trial.values for trial in after.trials[: len(before.trials)]] == [trial.values for trial in before.trials]
-    assert {trial: paths.trial_metrics(trial).stat().st_mtime_ns for trial in kept} == stamps  # not run again
+    assert {trial: paths.trial_metrics(trial).stat().st_mtime_ns for trial in kept} == stamps  # they did not run again
     assert len(list(data(made).glob("small_*"))) == 1
     continued = [trial for trial in range(5) if "continues at frame" in paths.trial_log(trial).read_text()]
     assert continued
     assert not set(continued) & set(kept)
-    for trial in range(5):  # none has a row twice
+    for trial in range(5):  # no trial has a repeated row
         frames = [line.split(",")[0] for line in paths.session_df(0, t=trial).read_text().splitlines()[1:]]
         assert len(frames) == len(set(frames)) == 20
     process = start(made, "search@latest", "--set", "meta.max_trial=6", "--confirm", "1")
@@ -143,7 +143,7 @@ def test_a_signal_keeps_what_there_is(command: MakeCommand, search_body: Callabl
     made = command(search_body(env={"max_frame": 200_000}, meta={"max_trial": 4, "log_frequency": 1000, "save_interval": 1}))
     process = start(made)
     until(ended(made, 0), process)
-    assert {priority(pid) for pid in made.processes()} - {None} == {priority(os.getpid())}  # Ray's default is a low one
+    assert {priority(pid) for pid in made.processes()} - {None} == {priority(os.getpid())}  # Ray's default priority is low
     os.killpg(process.pid, number)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 128 + number, output
@@ -162,7 +162,7 @@ def test_a_signal_keeps_what_there_is(command: MakeCommand, search_body: Callabl
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(command: MakeCommand, search_body: Callable[..., dict[str, Any]]) -> None:
-    """Without waiting for the Sessions; the search continues from the checkpoints that there are, and no process is left."""
+    """The second Ctrl-C ends the search without waiting for Sessions; no process is left, and existing checkpoints are continued."""
     made = command(search_body(env={"max_frame": 200_000}, meta={"max_trial": 4, "log_frequency": 1000, "save_interval": 1}))
     process = start(made)
     until(ended(made, 0), process)
@@ -197,7 +197,7 @@ def test_a_value_that_cannot_be_built_ends_the_search_before_it_starts(
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
 def test_a_search_takes_little_longer_than_a_shell_loop(command: MakeCommand, search_body: Callable[..., dict[str, Any]]) -> None:
-    """16 trials of about 3 seconds, against 16 runs of `train`, two at a time. At the same time, so that both have the same machine."""
+    """16 trials of about 3 s, against 16 runs of `train`, two at a time. Both run simultaneously, under the same load."""
     made = command(search_body(env={"max_frame": 50_000}, meta={"max_trial": 16, "search_keep": 0}))
     body = json.loads(made.spec_file.read_text())["small"]
     (train_file := made.folder / "train.json").write_text(json.dumps({"small": {key: body[key] for key in body if key != "search"}}))

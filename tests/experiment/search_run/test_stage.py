@@ -1,4 +1,4 @@
-"""Which trials a search starts, and what becomes of them; without Ray."""
+"""Tests of a search stage without Ray: which trials it starts, and how they end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_as_many_trials_run_as_were_asked_for_none_twice(make_stage: MakeStage) 
     stage.run(Stop())
     assert sorted(executor.started) == [0, 1, 2, 3, 4]
     assert statuses(trials) == ["finished"] * 5
-    assert saved[0] == ["running"]  # before the first trial writes a file
+    assert saved[0] == ["running"]  # saved before the first trial writes a file
     assert "trial 4  final_strength 4" in printed.getvalue()
 
 
@@ -90,7 +90,7 @@ def test_a_proposer_may_end_early(make_stage: MakeStage) -> None:
 
 
 class Decisions:
-    """Stops or replaces trial 1 at its first report."""
+    """A scheduler that stops or replaces trial 1 at its first report."""
 
     def __init__(self, decision: Decision) -> None:
         self.decision: Decision | None = decision
@@ -158,7 +158,7 @@ def test_a_trial_whose_process_dies_is_retried_and_one_whose_node_is_lost_contin
 
 @pytest.mark.parametrize("concurrent", [1, 2])
 def test_each_running_trial_has_a_slot_of_its_own(make_stage: MakeStage, concurrent: int) -> None:
-    """No more trials run at a time than their share of the machine allows."""
+    """The number of running trials never exceeds the concurrency, and each has a separate slot."""
     slots: dict[int, int] = {}
     stage, executor, _ = make_stage(lambda trial, start: finishing(trial), 5)
     stage.concurrent = concurrent

@@ -1,4 +1,4 @@
-"""The state file of a search."""
+"""Tests of the state file of a search."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_file_is_json(tmp_path: Path) -> None:
 
 
 def test_only_commands_that_work_are_named(tmp_path: Path) -> None:
-    """Nothing can be confirmed before a trial has ended, nor played without its checkpoint."""
+    """The summary names only commands that work: confirming needs an ended trial, and playing needs its checkpoint."""
     paths = RunPaths(tmp_path, "small")
     paths.make_dirs()
     paths.session_df(0).write_text("frame\n")

@@ -1,4 +1,4 @@
-"""Trials as tasks of an executor: started, reported, stopped, continued, and with a Session that is killed."""
+"""Tests of trials as executor tasks: start, reports, stop, continuation, and a killed Session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.experiment.commands import rows
 
 @pytest.fixture
 def job(tmp_path: Path, make_spec: Callable[..., Spec]) -> Callable[..., TrialJob]:
-    """job(trial, …): a trial in a folder that holds those of a search."""
+    """Return a function such as job(trial, …) that makes the job of a trial in the folder of a search."""
     paths = RunPaths(tmp_path / "run folder", "small")
     paths.root.mkdir()
     paths.make_dirs()
@@ -38,7 +38,7 @@ def job(tmp_path: Path, make_spec: Callable[..., Spec]) -> Callable[..., TrialJo
 
 
 def updates(job: TrialJob, stop_at: int | None = None) -> Iterator[Update]:
-    """The updates of a trial until it has ended; a stop is requested once it has reached a frame."""
+    """Yield the updates of a trial until it ends; request a stop once it reaches the frame `stop_at`."""
     with LocalExecutor(stall_notice=None) as executor, server_in_use():
         task = executor.start("trial", run_trial_task, job)
         while True:
@@ -66,7 +66,7 @@ def test_a_trial_writes_its_own_files_and_reports_common_frames(job: Callable[..
     assert reports[-1][1] == pytest.approx(last.outcome.metrics["final_return"] - 20.0)
     assert one.paths.trials() == [3]
     assert one.paths.trial_spec(3).is_file()
-    assert not one.paths.spec.exists()  # that of the search, which writes it itself
+    assert not one.paths.spec.exists()  # the search itself writes its spec
     assert one.paths.trial_metrics(3).is_file()
     assert "small: 2 sessions × 1,000 frames" in one.paths.trial_log(3).read_text()
 

@@ -1,4 +1,4 @@
-"""A study that is killed, again and again, ends with the same answer as an undisturbed one."""
+"""A study that is killed repeatedly ends with the same results as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def start(folder: Path, frames: int, seeds: int) -> subprocess.Popen[str]:
 
 
 def kill_and_continue(folder: Path, frames: int, seeds: int, moments: list[float]) -> StudyPaths:
-    """Kill a study after so many seconds of each start, then let it end."""
+    """Kill a study after each number of seconds in `moments`, start it again, and let the last start finish."""
     for seconds in moments:
         process = start(folder, frames, seeds)
         time.sleep(seconds)
@@ -55,7 +55,7 @@ def kill_and_continue(folder: Path, frames: int, seeds: int, moments: list[float
 
 
 def table(paths: StudyPaths) -> list[dict[str, str]]:
-    """The table without its columns of time."""
+    """Return the table without its time columns."""
     with paths.table("csv").open() as file:
         return [
             {key: value for key, value in row.items() if key not in ("updates_per_second", "solve_seconds")} for row in csv.DictReader(file)
@@ -81,7 +81,7 @@ def test_a_killed_study_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ten_kills(tmp_path: Path) -> None:
-    """At random moments, in the start of the first ones."""
+    """The kills are at random moments; the first ones happen during the start."""
     (tmp_path / "killed").mkdir()
     rng = random.Random(0)
     killed = kill_and_continue(tmp_path / "killed", 6000, 6, [rng.uniform(1.0, 9.0) for _ in range(10)])
@@ -104,7 +104,7 @@ def test_ctrl_c_saves_and_continues(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_study_takes_no_longer_than_a_shell_loop(tmp_path: Path) -> None:
-    """12 runs of some seconds, against the same runs by `train`, two at a time."""
+    """A study of 12 runs of a few seconds takes no longer than the same runs by `train`, two at a time."""
     file, command = write(tmp_path, random_seed=list(range(6)), set={"env.max_frame": 30_000}), [sys.executable, str(ROOT / "run_lab.py")]
     begin = time.perf_counter()
     subprocess.run([*command, str(file), "small", "study", "--jobs", "2"], cwd=tmp_path, check=True, capture_output=True)

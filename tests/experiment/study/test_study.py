@@ -1,4 +1,4 @@
-"""A study runs what it lists, once, as `train` would, and only what is missing."""
+"""A study runs each listed run once, as `train` would, and runs only those that are missing."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ SEEDS = [("slow", 0), ("slow", 1), ("fast", 0), ("fast", 1)]
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> StudyPaths:
-    """A study of four runs that has ended. Tests copy it."""
+    """Return a finished study of four runs, which tests copy."""
     return run(tmp_path_factory.mktemp("study"))
 
 
 @pytest.fixture
 def study(finished: StudyPaths, tmp_path: Path) -> StudyPaths:
-    """A copy of it."""
+    """Return a copy of the finished study."""
     root = tmp_path / "data" / finished.root.name
     shutil.copytree(finished.root, root, copy_function=shutil.copy2)
     return StudyPaths(root, finished.name)
@@ -114,7 +114,7 @@ def test_runs_of_a_changed_entry_are_set_aside(study: StudyPaths, tmp_path: Path
 
 
 def test_runs_of_another_version_are_refused(study: StudyPaths, tmp_path: Path) -> None:
-    """Their keys may mean something else: nothing is compared with them, moved or trained."""
+    """Keys may have another meaning in another version, so its runs are not compared, moved or trained."""
     before = written(study)
     identity = next(study.runs.glob("*/study_run.json"))
     text = identity.read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def test_runs_of_another_version_are_refused(study: StudyPaths, tmp_path: Path) 
 
 
 def test_a_continued_study_keeps_what_set_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its runs would be set aside and trained with other values."""
+    """A continued study keeps the changes of --set; otherwise its runs would be set aside and trained with other values."""
     file, found = write(tmp_path), list[tuple[str, ...]]()
 
     class Recorder(StudyExperiment):
@@ -164,7 +164,7 @@ def test_one_deleted_result_is_made_again(study: StudyPaths, tmp_path: Path) -> 
 
 
 def test_a_result_is_made_of_a_finished_run(study: StudyPaths, tmp_path: Path) -> None:
-    """Its seconds are unknown then: those of the last start alone say nothing."""
+    """A missing result is written again from the finished run, without a duration: only that of the last start would be known."""
     before = written(study)
     file = next(study.results.glob("slow_*seed0*"))
     content = ResultRun(file).content
@@ -175,7 +175,7 @@ def test_a_result_is_made_of_a_finished_run(study: StudyPaths, tmp_path: Path) -
 
 
 def test_the_lock_of_a_run_is_held_until_its_result_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a study that waits for the lock would begin the run again."""
+    """Otherwise another study that waits for the lock would start the run again."""
     (own, *_) = load_study(write(tmp_path), "small").runs
     folder = StudyRunFolder(tmp_path / "run")
     folder.root.mkdir()
@@ -219,7 +219,7 @@ def test_other_runs_are_not_adopted(finished: StudyPaths, tmp_path: Path) -> Non
 
 
 def test_a_run_of_a_short_spec_is_adopted(tmp_path: Path) -> None:
-    """Its saved spec has the net that its env needs."""
+    """A run of a short spec is adopted although its saved spec contains the net that was chosen for its env."""
     short = {"agent": {"algorithm": {"name": "ActorCritic"}}, "env": {"name": "CartPole-v1", "max_frame": 64}}
     file = tmp_path / "short.json"
     file.write_text(json.dumps({"short": short, "one": {"study": {"entries": [{"spec": "short"}], "random_seed": [3]}}}))
@@ -232,7 +232,7 @@ def test_runs_share_the_gpus(tmp_path: Path) -> None:
     def runs(**keys: object) -> tuple[StudyRun, ...]:
         return load_study(write(tmp_path, set={"agent.net.gpu": "auto", **keys}), "small").runs
 
-    assert concurrent_gpu_runs(runs(), 8, 2) == 8  # nothing says how much of a GPU a run takes
+    assert concurrent_gpu_runs(runs(), 8, 2) == 8  # the share of a GPU that a run needs is unknown
     assert concurrent_gpu_runs(runs(**{"meta.search_resources.gpu": 0.5}), 8, 2) == 4
     assert concurrent_gpu_runs(runs(**{"meta.search_resources.gpu": 4}), 8, 2) == 1
     assert concurrent_gpu_runs(runs(**{"meta.search_resources.gpu": 0.5}), 8, 0) == 8
@@ -290,7 +290,7 @@ def test_an_env_that_an_entry_cannot_take_is_an_error_before_anything_starts(tmp
 
 
 def test_kept_results_are_enough(study: StudyPaths, tmp_path: Path) -> None:
-    """Without the run folders nothing runs again, unless a result is deleted."""
+    """With kept results and without run folders, no run is repeated unless its result is deleted."""
     shutil.rmtree(study.runs)
     study.study.unlink()
     run(tmp_path, study)
@@ -301,7 +301,7 @@ def test_kept_results_are_enough(study: StudyPaths, tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_newer_than_a_result_changes_nothing(study: StudyPaths, tmp_path: Path) -> None:
-    """If it has its default now: results from before the key was added lack it, and have another digest."""
+    """A key added later, at its default, invalidates no results, although older results lack it and have another digest."""
     before = written(study)
     for file in (*study.results.glob("*.json"), *study.runs.glob("*/study_run.json")):
         content = json.loads(file.read_text())
@@ -318,7 +318,7 @@ def test_a_key_that_is_newer_than_a_result_changes_nothing(study: StudyPaths, tm
 
 
 def test_a_damaged_result_is_refused(study: StudyPaths, tmp_path: Path) -> None:
-    """Its rows are what the comparison is made from. Without the file it is made again from the run's folder."""
+    """A damaged result is refused, because the comparison uses its rows. If it is deleted, it is written again from the run's folder."""
     file = next(iter(sorted(study.results.glob("*.json"))))
     whole = file.read_text()
     file.write_text(whole.replace('"frame": [', '"frame": [1', 1))

@@ -1,4 +1,4 @@
-"""--until-decided adds paired seeds until the interval of each difference excludes 0, and goes on where it was stopped."""
+"""Tests of --until-decided: it adds paired seeds until the interval of each difference excludes 0, and continues after an interruption."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def decided(paths: StudyPaths) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("_no_processes")
 def test_seeds_are_added_until_the_difference_is_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Differences of 460, 458, … of at most 500: decided after eight seeds. Stopped after four, the study goes on from there."""
+    """Differences of 460, 458, …, of at most 500, are decided after eight seeds; a study stopped after four continues from there."""
     paths = study_until(tmp_path, max_seeds=4)
     assert (len(results(paths)), decided(paths)[0]["decided_after"]) == (8, None)
     assert "Not decided after 4 seeds: fast and slow" in capsys.readouterr().out.replace("\n", " ")
@@ -58,7 +58,7 @@ def test_seeds_are_added_until_the_difference_is_decided(tmp_path: Path, capsys:
     assert any(one.startswith("Decided after 8 seeds: fast is above slow") for one in sentences)
     assert not any("interval of the difference" in one for one in sentences), "which holds only for a number of seeds that was fixed before"
     assert study_start_info(paths)["max_seeds"] == 20
-    for again in (False, True):  # the page that the study wrote, and that of the command
+    for again in (False, True):  # the page written by the study, and the page of the command
         if again:
             paths.report.unlink()
             assert main(["report", str(paths.root)]) == 0
@@ -93,7 +93,7 @@ def test_only_undecided_entries_get_more_seeds_and_a_failure_ends_it(tmp_path: P
 
 @pytest.mark.usefixtures("_no_processes")
 def test_decisions_do_not_compare_evaluations_with_training_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Decided by training episodes, as without evaluations; by evaluations of one entry, slow would be above fast."""
+    """If only one entry has evaluations, training episodes decide; a comparison with its evaluations would rank slow above fast."""
     paths = study_until(tmp_path, max_seeds=20, target=evaluated_run, metric="current_return", solve=100)
     assert [(one["seeds"], one["decided_after"], one["difference"] > 0) for one in decided(paths)] == [(8, 8, True)]
     table = json.loads(paths.table("json").read_text())

@@ -52,19 +52,19 @@ def write(folder: Path, study: dict[str, Any] | None = None, **keys: Any) -> Pat
 
 
 def run(folder: Path, paths: StudyPaths | None = None, adopt: list[str] | None = None, jobs: int = 2, **keys: Any) -> StudyPaths:
-    """Run a study, or what is missing of it."""
+    """Run a study; if it exists, only its missing runs."""
     study = load_study(write(folder, **keys), "small")
     return StudyExperiment(study, Plan(data_dir=folder / "data", jobs=jobs), paths=paths, adopt=adopt or (), target=blank_run).run()
 
 
 def results(paths: StudyPaths) -> dict[tuple[str, int], ResultRun]:
-    """(label, random_seed) → result."""
+    """Return a dict from (label, random_seed) to the result."""
     read = (ResultRun(file) for file in paths.results.glob("*.json"))
     return {(one.content["entry"], one.content["random_seed"]): one for one in read}
 
 
 def written(paths: StudyPaths) -> dict[tuple[str, int], int]:
-    """(label, random_seed) → time at which the table of the run was written."""
+    """Return a dict from (label, random_seed) to the modification time of the run's table."""
     return {
         (identity["entry"], identity["random_seed"]): max(file.stat().st_mtime_ns for file in path.parent.glob("*/info/*_train.csv"))
         for path in paths.runs.glob("*/study_run.json")
@@ -81,14 +81,14 @@ RETURNS: dict[str, Callable[[int], float]] = {
 
 
 def made_up_run(context: Context, job: RunJob) -> None:
-    """Write a result instead of training: the return that RETURNS gives."""
+    """Write a result with the return that RETURNS gives, instead of training."""
     identity = json.loads(job.folder.identity.read_text(encoding="utf-8"))
     write_made_up(job.result, identity)
     context.send("outcome", "done", "")
 
 
 def failing_run(context: Context, job: RunJob) -> None:
-    """The same, but runs with random_seed 2 fail."""
+    """Do the same as `made_up_run`, but fail for random_seed 2."""
     identity = json.loads(job.folder.identity.read_text(encoding="utf-8"))
     if identity["random_seed"] == 2:
         return context.send("outcome", "invalid", "the env is gone")
@@ -96,7 +96,7 @@ def failing_run(context: Context, job: RunJob) -> None:
 
 
 def evaluated_run(context: Context, job: RunJob) -> None:
-    """The same, and runs of the entry fast have evaluations, of return 0."""
+    """Do the same as `made_up_run`, but give runs of the entry fast evaluations of return 0."""
     identity = json.loads(job.folder.identity.read_text(encoding="utf-8"))
     write_made_up(job.result, identity, {"0": {"frame": [200], "total_reward": [0.0]}} if identity["entry"] == "fast" else {})
     context.send("outcome", "done", "")

@@ -1,4 +1,4 @@
-"""Run folders as training leaves them, made by hand, and a server that shows them."""
+"""Handmade run folders as training leaves them, and a server that shows them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slm_lab.spec.load.loader import dump_spec, load_spec
 COLUMNS = ("frame", "wall_t", "fps", "opt_step", "total_reward", "current_return", "current_return_se", "current_epi", "entropy")
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 EVERY = 100
-"""Frames from a row to the next."""
+"""Number of frames between two rows."""
 
 
 @cache
@@ -30,7 +30,7 @@ def _spec() -> str:
 
 
 def saved_spec(sets: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a saved spec of PPO on CartPole with other values at some paths."""
+    """Return the body of a saved spec of PPO on CartPole with other values at some paths."""
     body: dict[str, Any] = json.loads(_spec())
     for path, value in {"env.max_frame": 1000, "meta.max_session": 2, "meta.random_seed": 0, **sets}.items():
         *parents, key = path.split(".")
@@ -63,7 +63,7 @@ def make_run(
     ended: bool = True,
     **sets: Any,
 ) -> RunPaths:
-    """A run with `rows` rows of each Session; `value` of Session and frame is the return. `sets`: path__to__key=value."""
+    """Make a run with `rows` rows per Session; `value(session, frame)` is the return. `sets`: path__to__key=value."""
     paths = RunPaths(data / f"{name}_{stamp(index)}", name)
     paths.root.mkdir(parents=True)
     paths.make_dirs()
@@ -90,7 +90,7 @@ def append(paths: RunPaths, frame: int, value: float, fps: float = 100.0, s: int
 
 
 def make_search(data: Path, metrics: tuple[float, ...] = (10.0, 40.0, 30.0), index: int = 50) -> RunPaths:
-    """A finished search over lr and hid_layers; trial 1 is the best."""
+    """Make a finished search over lr and hid_layers; trial 1 is the best."""
     searched = {"agent": {"net": {"optim_spec": {"lr__loguniform": [1e-4, 1e-2]}, "hid_layers__choice": [[16], [64, 64]]}}}
     paths = make_run(data, index, "search", meta__max_session=1, meta__max_trial=len(metrics), search=searched)
     state = SearchState("current_return", 20.0, False)
@@ -106,7 +106,7 @@ def make_search(data: Path, metrics: tuple[float, ...] = (10.0, 40.0, 30.0), ind
 
 
 def make_study(data: Path, runs: int = 2, index: int = 70) -> StudyPaths:
-    """A study of two entries with two seeds each, of which some runs have ended."""
+    """Make a study of two entries with two seeds each, of which some runs have ended."""
     paths = StudyPaths(data / f"tiny_{stamp(index)}", "tiny")
     paths.results.mkdir(parents=True)
     entries = [{"spec": "base", "label": "A"}, {"spec": "base", "label": "B"}]
@@ -134,7 +134,7 @@ def training(paths: RunPaths) -> Iterator[None]:
 
 @contextmanager
 def serving(data: Path) -> Iterator[str]:
-    """Serve a data folder from a thread; the value is the address."""
+    """Serve a data folder from a thread, and yield the address."""
     uvicorn = pytest.importorskip("uvicorn")
     from slm_lab.experiment.view.folders import DataFolder
     from slm_lab.experiment.view.index import Index

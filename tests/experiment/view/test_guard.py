@@ -1,4 +1,4 @@
-"""What the view refuses: other hosts and origins, paths that lead out of the data folder, everything that changes; and damaged folders."""
+"""Tests that the view refuses other hosts and origins, paths outside the data folder and all changes, and handles damaged folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Headers = dict[str, str]
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The data folder; beside it is a file that must not be served."""
+    """Return the data folder; the files beside it must not be served."""
     monkeypatch.setattr(index_module, "_FRESH", 0.0)
     (tmp_path / "secret.json").write_text(json.dumps({"secret": {"agent": SECRET}}))
     (tmp_path / "secret.log").write_text(SECRET)
@@ -42,7 +42,7 @@ def client(data: Path) -> Iterator[TestClient]:
         yield client
 
 
-# ---- requests of other sites
+# ---- requests from other sites
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,11 @@ def client(data: Path) -> Iterator[TestClient]:
         ({"host": "evil.example"}, 403),
         ({"host": f"evil.example:{PORT}"}, 403),
         ({"host": f"127.0.0.1.evil.example:{PORT}"}, 403),
-        ({"host": "127.0.0.1"}, 403),  # port 80
+        ({"host": "127.0.0.1"}, 403),  # means port 80
         ({"host": f"127.0.0.1:{PORT + 1}"}, 403),
         ({"host": ""}, 403),
         ({"origin": f"http://127.0.0.1:{PORT}"}, 200),
-        ({"origin": f"http://localhost:{PORT}"}, 403),  # not the origin of a page of this host
+        ({"origin": f"http://localhost:{PORT}"}, 403),  # another origin than that of the view's pages
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
         ({"origin": f"http://127.0.0.1:{PORT + 1}"}, 403),
@@ -253,12 +253,12 @@ DAMAGES: dict[str, Callable[[RunPaths], object]] = {
     "huge numbers": lambda paths: paths.spec.write_text('{"ppo_cartpole": {"env": {"max_frame": 1e999}, "meta": {"max_session": 2}}}'),
 }
 SHOWN = ("cut table", "strange table", "no table", "empty table", "no metrics")
-"""Damages after which the page of the run is shown."""
+"""Damages after which the page of the run is still shown."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_runs(client: TestClient, data: Path, damage: str) -> None:
-    """The list has all runs, and the page of the damaged run shows what is left, or says what is wrong."""
+    """The list has all runs; the page of the damaged run shows the remaining data or reports the problem."""
     paths, healthy = make_run(data), make_run(data, 1)
     DAMAGES[damage](paths)
     for lock in (False, True):
@@ -310,7 +310,7 @@ def test_a_folder_that_is_deleted_while_it_is_open(client: TestClient, data: Pat
 
 
 def test_other_ways_to_a_folder_are_refused(client: TestClient, data: Path) -> None:
-    """Parts of paths are names only, even if the path ends inside the data folder."""
+    """Path components must be plain names, even if the path ends inside the data folder."""
     name, log = make_run(data).root.name, "ppo_cartpole_t0_s0.log"
     for path in (f"{name}/../{name}", f"./{name}", f"{name}/", f"/{name}", f"{data}/{name}"):
         assert client.get("/api/run", params={"path": path}).status_code == 404

@@ -1,4 +1,4 @@
-"""The pages of the view in a headless Chromium: graphs, live rows, comparison, parallel coordinates, hostile names, width and colours."""
+"""Tests of the view's pages in a headless Chromium: graphs, live rows, comparison, parallel coordinates, hostile names, width, colours."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def address(data: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of the view; afterwards: no error was reported and no request left this address. Pages ask every two seconds."""
+    """Yield the view's address; then check that no error was reported and no request left it. Pages poll every two seconds."""
     monkeypatch.setattr(server, "_SHARE", 100.0)
     browser.size(1280)
     browser.scheme("light")
     with serving(data) as address:
         yield address
-        browser.run("fetch('/api/runs').then((answer) => answer.text())")  # reports what is pending
+        browser.run("fetch('/api/runs').then((answer) => answer.text())")  # lets pending errors be reported
         assert browser.errors == []
         assert [one for one in browser.requests if not one.startswith((f"{address}/", "data:", "blob:"))] == []
         browser.open("about:blank#end")
@@ -58,7 +58,7 @@ def test_list(browser: Browser, address: str, data: Path) -> None:
     make_search(data)
     make_study(data)
     browser.open(address)
-    browser.wait(f"{_count('svg.spark path')} === 5")  # a study has none
+    browser.wait(f"{_count('svg.spark path')} === 5")  # a study has no sparkline
     assert browser.run(_count("tbody tr")) == 6
     browser.run("{ const f = document.getElementById('filter'); f.value = 'cartpole -search'; f.dispatchEvent(new Event('input')); }")
     assert browser.run(_count("tbody tr")) == 4
@@ -84,7 +84,7 @@ def test_many_runs_are_added_while_scrolling(browser: Browser, address: str, dat
 
 
 def test_live(browser: Browser, address: str, data: Path) -> None:
-    """Rows that are appended appear on the page of the run and in the list, and the end of the training too."""
+    """Appended rows, and the end of the training, appear on the page of the run and in the list."""
     paths = make_run(data, rows=3, ended=False)
     with training(paths):
         browser.open(f"{address}/run?path={paths.root.name}")
@@ -94,7 +94,7 @@ def test_live(browser: Browser, address: str, data: Path) -> None:
         browser.run("void (window.graph = document.querySelector('.js-plotly-plot'))")
         append(paths, 400, 40.0)
         browser.wait(f"{LAST} === 400")
-        assert browser.run("window.graph === document.querySelector('.js-plotly-plot')")  # drawn again in place: no flicker, zoom is kept
+        assert browser.run("window.graph === document.querySelector('.js-plotly-plot')")  # updated in place: no flicker, the zoom is kept
         browser.run("document.getElementById('tab-logs').click()")
         browser.wait("document.querySelector('pre.log').textContent.includes('begins')")
         with paths.session_log(0).open("a") as file:
@@ -151,7 +151,7 @@ def test_ticking_compares(browser: Browser, address: str, data: Path) -> None:
 
 
 def test_parallel_coordinates(browser: Browser, address: str, data: Path) -> None:
-    """A range that is dragged on the axis of the metric selects the trials in it; a click removes it."""
+    """Dragging a range on the axis of the metric selects the trials in it; a click removes the selection."""
     paths = make_search(data, (10.0, 40.0, 30.0, 20.0))
     browser.open(f"{address}/run?path={paths.root.name}")
     browser.wait(f"{_count('path.trial')} === 4")
@@ -184,7 +184,7 @@ def test_parallel_coordinates(browser: Browser, address: str, data: Path) -> Non
 def test_study(browser: Browser, address: str, data: Path) -> None:
     study = make_study(data, 4)
     browser.open(f"{address}/run?path={study.root.name}")
-    browser.wait(f"{_count('tbody tr')} === 6")  # two entries of two seeds each
+    browser.wait(f"{_count('tbody tr')} === 6")  # two entries with two seeds each
     browser.run("[...document.links].find((one) => one.textContent === 'compare the entries').click()")
     browser.wait("location.pathname === '/compare'")
     browser.wait(CURVE)
@@ -224,7 +224,7 @@ def _quoted(text: str) -> str:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (1280, "dark"), (390, "dark")])
 def test_width_and_colours(browser: Browser, address: str, data: Path, width: int, scheme: str) -> None:
-    """No page is wider than the screen, and the background is that of the scheme."""
+    """No page is wider than the screen, and the background follows the colour scheme."""
     run, search, study = make_run(data), make_search(data), make_study(data)
     browser.size(width)
     browser.scheme(scheme)
@@ -243,7 +243,7 @@ def test_width_and_colours(browser: Browser, address: str, data: Path, width: in
 
 
 def test_the_server_ends_and_starts_again(browser: Browser, data: Path) -> None:
-    """The page says that the server does not answer, and goes on when it is there again."""
+    """The page reports that the server does not answer, and continues when the server is started again."""
     make_run(data)
     with serving(data) as address:
         browser.open(address)

@@ -1,4 +1,4 @@
-"""What the routes of the view answer about runs, searches, studies and comparisons."""
+"""Tests of the view's routes for runs, searches, studies and comparisons."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_list(view: View, tmp_path: Path) -> None:
     entry = found[run.root.name]
     assert (entry["kind"], entry["status"], entry["env"], entry["algorithm"]) == ("run", "done", "CartPole-v1", "PPO")
     assert (entry["value"], entry["error"], entry["frame"], entry["progress"]) == (100.0, 2.5, 1000, 1.0)
-    assert entry["seconds"] == 10.0  # of the last row; times of files change when they are copied
+    assert entry["seconds"] == 10.0  # from the last row; file times change when a run is copied
     entry = found[search.root.name]
     assert (entry["kind"], entry["status"], entry["text"], entry["best"], entry["value"]) == ("search", "done", "3 of 3 trials", 1, 40.0)
     assert entry["algorithm"] == "PPO"
@@ -62,7 +62,7 @@ def test_list(view: View, tmp_path: Path) -> None:
 
 
 def test_the_best_entry_of_a_study(view: View, tmp_path: Path) -> None:
-    """The list shows the highest score, if the scores are of one env."""
+    """The list shows the highest score if all scores are of one env."""
     study = make_study(tmp_path)
     rows = [{"env": "CartPole-v1", "entry": name, "score": score} for name, score in (("A", 90.0), ("B", 100.5), ("C", None))]
     study.table("json").write_text(json.dumps({"rows": rows}))
@@ -83,7 +83,7 @@ def test_runs_that_a_study_adds_are_counted(view: View, tmp_path: Path) -> None:
 
 
 def test_progress_return_and_remaining_time_of_a_running_run(view: View, tmp_path: Path) -> None:
-    """Session 0 is at 500 of 1,000 frames with 100 frames/s, session 1 at 300 with 50: 500 + 700 frames are left at 150 frames/s."""
+    """Session 0: 500 of 1,000 frames at 100 frames/s; session 1: 300 at 50. 500 + 700 frames are left at 150 frames/s."""
     paths = make_run(tmp_path, rows=2, ended=False)
     append(paths, 500, 60.0, 100.0, s=0)
     append(paths, 300, 20.0, 50.0, s=1)
@@ -92,7 +92,7 @@ def test_progress_return_and_remaining_time_of_a_running_run(view: View, tmp_pat
     assert (entry["status"], entry["frame"], entry["progress"]) == ("running", 400, 0.4)
     assert entry["eta"] == pytest.approx(1200 / 150)
     assert entry["value"] == 40.0
-    assert entry["error"] == pytest.approx(20.0)  # of two sessions: |60 − 20| / 2
+    assert entry["error"] == pytest.approx(20.0)  # for two sessions: |60 − 20| / 2
     assert view.runs()[paths.root.name]["status"] == "stopped"
 
 
@@ -111,7 +111,7 @@ def test_the_report_of_a_run_has_no_link_to_a_file(view: View, tmp_path: Path) -
 
 
 def test_an_old_evaluation_is_not_the_return_of_a_running_run(view: View, tmp_path: Path) -> None:
-    """As in the metrics that it will have: older than a fifth of its frames, or missing for a Session."""
+    """As in the final metrics, an evaluation is ignored if it is older than a fifth of the run's frames, or if a Session has none."""
     paths = make_run(tmp_path, ended=False, meta__max_session=1, meta__eval_episodes=3)
     paths.session_df(0, "eval").write_text("frame,total_reward,current_return_se\n500,77,4\n")
     other = make_run(tmp_path, 1, ended=False, meta__max_session=1, meta__eval_episodes=3)
@@ -158,7 +158,7 @@ def test_a_new_start_and_new_metrics_are_noticed(view: View, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("rows", [10, 4000])
 def test_sparkline(view: View, tmp_path: Path, rows: int) -> None:
-    """The return is frame / 10, in both sessions; of a large table only some rows are read."""
+    """The return is frame / 10 in both sessions; only some rows of a large table are read."""
     paths = make_run(tmp_path, rows=rows, env__max_frame=200 * rows)
     points = view.get("sparklines", path=paths.root.name)[paths.root.name]
     assert points[-1] == [0.5, 10.0 * rows]  # half of max_frame
@@ -183,7 +183,7 @@ def test_run(view: View, tmp_path: Path) -> None:
 
 
 def test_log(view: View, tmp_path: Path) -> None:
-    """Its end is sent first, then what is appended, and earlier parts on request; all parts together are the log."""
+    """The route sends the end of the log first, then appended text, and earlier parts on request; together they are the whole log."""
     paths = make_run(tmp_path)
     log = paths.session_log(0)
     log.write_text("".join(f"line {i}: ä\n" for i in range(20_000)))
@@ -201,7 +201,7 @@ def test_log(view: View, tmp_path: Path) -> None:
     newer = view.get("log", after=part["end"], **of)
     assert (newer["text"], newer["begin"]) == ("the end\n", part["end"])
     assert view.get("log", after=newer["end"], **of)["text"] == ""
-    log.write_text("again\n")  # a new start
+    log.write_text("again\n")  # the log was written anew
     assert view.get("log", after=newer["end"], **of)["text"] == "again\n"
 
 
@@ -221,7 +221,7 @@ def test_search(view: View, tmp_path: Path) -> None:
 
 
 def test_kind_of_a_folder_that_the_list_does_not_have_yet(view: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kind decides which page is shown; the list that is a moment old may have a new search as a run."""
+    """The kind of a new folder, which selects its page, is read from the folder: the list may be older or show a new search as a run."""
     monkeypatch.setattr(index_module, "_FRESH", 1e9)
     assert view.runs() == {}
     folders = make_run(tmp_path).root, make_search(tmp_path).root, make_study(tmp_path).root
@@ -238,7 +238,7 @@ def test_study(view: View, tmp_path: Path) -> None:
 
 
 def test_compare(view: View, tmp_path: Path) -> None:
-    """Two runs of one spec with seeds (returns 100, 110, 120, 230), against another with 105 and 115."""
+    """Compares two runs of one spec with other seeds (returns 100, 110, 120, 230) and a run of another spec with 105 and 115."""
     first = make_run(tmp_path, 0, value=lambda s, frame: frame / 10 + 10 * s)
     second = make_run(tmp_path, 1, value=lambda s, frame: frame / 10 + 20 + 110 * s, meta__random_seed=1)
     other = make_run(tmp_path, 2, value=lambda s, frame: frame / 10 + 5 + 10 * s, agent__algorithm__gamma=0.5)
@@ -246,7 +246,7 @@ def test_compare(view: View, tmp_path: Path) -> None:
     a, b = answer["settings"]
     assert (a["count"], b["count"]) == ("4 seeds", "2 seeds")
     assert a["final_return"][0] == 140.0
-    assert a["interquartile_mean"][0] == 115.0  # of 110 and 120
+    assert a["interquartile_mean"][0] == 115.0  # mean of 110 and 120
     assert a["interquartile_mean"][1] <= 115.0 <= a["interquartile_mean"][2]
     assert (a["x"][-1], a["mean"][-1], len(a["seeds"])) == (1000.0, 140.0, 4)
     (pair,) = answer["pairs"]
@@ -261,7 +261,7 @@ def test_compare(view: View, tmp_path: Path) -> None:
 
 
 def test_a_search_and_a_study_in_a_comparison(view: View, tmp_path: Path) -> None:
-    """Of a search its best trial or a given one, of a study all runs."""
+    """A search is compared by its best trial or a given one, a study by all its runs."""
     search, study = make_search(tmp_path), make_study(tmp_path, 4)
     words = [("run", f":{search.root.name}"), ("run", f"0:{search.root.name}"), ("run", f":{study.root.name}")]
     answer = view.get("compare", *words)
@@ -270,7 +270,7 @@ def test_a_search_and_a_study_in_a_comparison(view: View, tmp_path: Path) -> Non
 
 
 def test_confirmations(view: View, tmp_path: Path) -> None:
-    """The best trial of a search is its best confirmation; the page of the confirmations begins with the first of them."""
+    """The value of a search is that of its best confirmation; the page of the confirmations shows the first one by default."""
     paths = make_search(tmp_path)
     confirm = RunPaths(paths.confirmation, paths.spec_name)
     confirm.root.mkdir()

@@ -1,4 +1,4 @@
-"""The command view: its errors, its address, its end."""
+"""Tests of the command `view`: its errors, its address and its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_folder_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str
     code, text = answer(capsys, tmp_path / "dat")
     assert code == 2
     assert str(tmp_path / "dat") in text
-    assert "'data'" in text  # the nearest
+    assert "'data'" in text  # the closest name
     (tmp_path / "file").write_text("")
     assert answer(capsys, tmp_path / "file")[0] == 2
     assert answer(capsys, tmp_path, "twice")[0] == 2
@@ -69,7 +69,7 @@ def test_a_package_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_it_serves_on_the_loopback_address_until_ctrl_c(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     paths = make_run(tmp_path)
-    paths.trial_metrics().write_text("{")  # its notice must not be on the terminal
+    paths.trial_metrics().write_text("{")  # its notice must not appear on the terminal
     environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
     command = [sys.executable, "-c", "from slm_lab.cli import console; console()", "view", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as process:

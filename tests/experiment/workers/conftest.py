@@ -1,4 +1,4 @@
-"""Small specs with rollout workers, and what tests look at in their Sessions."""
+"""Small specs with rollout workers, and functions that read values from their Sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECURRENT = {"name": "RecurrentNet", "cell_type": "GRU", "rnn_hidden_size": 8, "
 
 
 def worker_spec(**sections: Any) -> Spec:
-    """PPO of CartPole on 2 workers × 2 envs, 16 steps a rollout, in turns; `sections` hold what differs."""
+    """Return PPO on CartPole, 2 workers × 2 envs, 16 steps a rollout, synchronous collection; `sections` override values."""
     algorithm = {"name": "PPO", "time_horizon": 16, "minibatch_size": 64, "training_epoch": 2}
     net = {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
     sampler = {"async_rl": False, "num_workers": 2, "num_envs_per_worker": 2}
@@ -42,7 +42,7 @@ def worker_spec(**sections: Any) -> Spec:
 
 
 def _changed(component: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """With other keys, or another component."""
+    """Return the component with other keys, or another component."""
     return change if "name" in change else component | change
 
 
@@ -52,12 +52,12 @@ def source_of(session: Session) -> WorkerSource:
 
 
 def pool_of(session: Session) -> Any:
-    """The pool, serial or of processes."""
+    """Return the session's pool of workers, in this process or in child processes."""
     return source_of(session).pool
 
 
 def weights_of(session: Session, policy: int = 0) -> np.ndarray:
-    """A copy of a policy's parameters."""
+    """Return a copy of a policy's parameters."""
     flat = session.learners[policy].agent.policy.flat
     assert flat is not None
     return flat.param.detach().clone().numpy()
@@ -69,7 +69,7 @@ def spans_of(session: Session, kind: str) -> list[BusySpan]:
 
 @pytest.fixture
 def open_session() -> Iterator[Callable[[Spec], Session]]:
-    """open_session(spec): a Session that is closed after the test, whatever happens."""
+    """Return a function such as open_session(spec) that makes a Session; the Session is closed after the test in any case."""
     opened: list[Session] = []
 
     def make(spec: Spec) -> Session:

@@ -1,4 +1,4 @@
-"""Envs that misbehave. Importing this module registers them: `tests.experiment.workers.envs:Blocking-v0`."""
+"""Envs with faults. Importing this module registers them: `tests.experiment.workers.envs:Blocking-v0`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIMULATOR = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 class Blocking(Toy):
-    """Blocks in `where` ("constructor", "reset" or "step"), in so many processes, one after the other.
+    """Blocks in `where` ("constructor", "reset" or "step") in the first `times` processes that get there.
 
     `folder` holds a file for each process that has blocked.
     """
@@ -45,14 +45,14 @@ class Blocking(Toy):
             while True:
                 try:
                     time.sleep(600)
-                except Exception:  # as careless code
+                except Exception:  # simulates code that catches all exceptions
                     continue
 
 
 class RunsSimulator(Toy):
-    """Starts a simulator, ends it with terminate(), waits for it, and starts the next; that one ends in close() if `tidy`.
+    """Starts a simulator, ends it with terminate(), waits for it, and starts another one, which close() ends if `tidy`.
 
-    The number of each simulator is left in `folder`.
+    `folder` holds a file named after the process id of each simulator.
     """
 
     def __init__(self, folder: str, tidy: bool = True) -> None:
@@ -61,7 +61,7 @@ class RunsSimulator(Toy):
         self.simulator = self._start()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        if seed is not None:  # once
+        if seed is not None:  # true only for the first reset
             self._end()
             self.simulator = self._start()
         return super().reset(seed=seed)
@@ -82,7 +82,7 @@ class RunsSimulator(Toy):
 
 
 class NotFinite(Toy):
-    """Observations are NaN or infinite at random: with probability `rate`."""
+    """Observations are NaN or infinite at random, with probability `rate`."""
 
     def __init__(self, rate: float) -> None:
         super().__init__(reuse=False)

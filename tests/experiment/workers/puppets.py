@@ -1,4 +1,4 @@
-"""Rollout workers without envs: they fill slots with numbers, and die when they are asked to."""
+"""Fake rollout workers without envs: they fill slots with numbers, and die on request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def empty_slot(columns: int = 3) -> RolloutSlot:
 
 
 def fill(slot: RolloutSlot, number: int) -> None:
-    """Write numbers that name slot, column and row: 100 · number + 10 · column + row."""
+    """Write numbers that identify slot, column and row: 100 · number + 10 · column + row."""
     _, N = slot.policy_TN.shape
     for name, slab in slot.storage.slabs.items():
         value = 100.0 * number + 10.0 * np.arange(N) + np.arange(len(slab))[:, None]
@@ -44,14 +44,14 @@ def report(end: float) -> RolloutReport:
 
 
 class PuppetArrays:
-    """What the pool, its assembler and the puppets share."""
+    """The arrays that the pool, its assembler and the fake workers share."""
 
     def __init__(self) -> None:
         self.slots = [[[empty_slot()] for _ in range(SLOTS)] for _ in range(WORKERS)]
         self.filled_W = np.zeros(WORKERS, np.int64)
-        """Rollouts of each worker."""
+        """Number of rollouts of each worker."""
         self.deaths_WR = np.full((WORKERS, 4), NEVER)
-        """At which rollout each process of a worker dies."""
+        """The rollout at which each process of a worker dies."""
 
     def _slots(self) -> dict[str, RolloutSlot]:
         return {f"{w}/{s}": slot for w, slots in enumerate(self.slots) for s, (slot,) in enumerate(slots)}
@@ -66,7 +66,7 @@ class PuppetArrays:
 
 
 def run_worker(context: ChildContext, config: WorkerConfig, link: MemoryEndpoint) -> None:
-    """As link.run_worker: fills the slots that are ordered with 10 · worker + the number of rollouts before it."""
+    """Replace link.run_worker: fill the requested slots with 10 · worker + the number of the worker's rollout, counted from 1."""
     context.send("built", INFO)
     if context.receive() != CONNECT:
         return
@@ -81,7 +81,7 @@ def run_worker(context: ChildContext, config: WorkerConfig, link: MemoryEndpoint
             return
         (group,) = arrays.slots[config.index][slot]
         if rollout == death:
-            fill(group, 99)  # half of its work
+            fill(group, 99)  # a partly written rollout
             _die()
         arrays.filled_W[config.index] += 1
         fill(group, 10 * config.index + int(arrays.filled_W[config.index]))
@@ -94,5 +94,5 @@ def _die() -> None:
 
 
 def sleep(context: ChildContext, config: WorkerConfig, link: MemoryEndpoint) -> None:
-    """Never ready, and deaf to stop requests."""
+    """Never become ready, and ignore stop requests."""
     time.sleep(1000)

@@ -1,4 +1,4 @@
-"""Rollout workers of envs with several agents: transitions, frames and policies of each agent."""
+"""Tests of rollout workers in envs with several agents: transitions, frames and policies of each agent."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_one_worker_in_turns_learns_as_without_workers(sections: dict[str, Any])
 
 
 def test_policies_of_agents_learn_as_without_workers() -> None:
-    """Only the random streams of the actions differ: here they are copied."""
+    """Policies train the same with and without workers; only the random generators of the actions differ, so they are copied."""
     spec = with_policies(worker_spec(env=DUEL, sampler={"num_workers": 1, "num_envs_per_worker": 4} | SERIAL), one=["left"], two=["right"])
     session, other = Session(spec).build(), without_workers(spec).build()
     for policy, learner in zip(pool_of(session).workers[0].policies, other.learners, strict=True):
@@ -104,7 +104,7 @@ def test_async_workers_collect_for_policies_of_agents(inference: str, open_sessi
 
 
 def test_a_replay_of_what_workers_collect(open_session: Open) -> None:
-    """Every observation of a transition is one on which the agent acts, and the sums grow by its action and the other player's."""
+    """In every stored observation it is the agent's turn, and the observed sum grows by its action and the other player's."""
     sampler = {"async_rl": True} | SERIAL
     session = open_session(worker_spec(env=DUEL | {"max_frame": 400}, algorithm=DQN, memory=REPLAY, sampler=sampler))
     session.run()
@@ -120,11 +120,11 @@ def test_a_replay_of_what_workers_collect(open_session: Open) -> None:
     assert set(batch.reward_B[~continues].tolist()) == {-1.0, 1.0}
 
 
-# ---- by hand
+# ---- games with given actions
 
 
 def play_by_hand(fixed: list[int]) -> tuple[list[Dataset], RolloutSlot]:
-    """left adds 2, right 2, left 2, and wins; then right has nothing to do yet. Return the dataset of each policy, and the slot.
+    """Play a game: left adds 2, right 2, left 2 and wins; in the next game only left moves. Return each policy's dataset, and the slot.
 
     Args: fixed: the policies of left and right.
     """
@@ -150,7 +150,7 @@ def play_by_hand(fixed: list[int]) -> tuple[list[Dataset], RolloutSlot]:
 
 
 def transitions(dataset: Dataset) -> list[list[tuple[float, int, float, int, bool]]]:
-    """For each column: the sum that was observed, action, reward, version and whether the game ended, of each transition."""
+    """Return (observed sum, action, reward, version, whether the game ended) of each transition, for each column."""
     rollout = dataset.rollout()
     return [
         [
@@ -168,7 +168,7 @@ def transitions(dataset: Dataset) -> list[list[tuple[float, int, float, int, boo
 
 
 def test_a_reward_reaches_the_player_who_moved_before() -> None:
-    """The loser's only move ends with the winner's; the last move has not ended."""
+    """The loser's only transition ends with the winner's move; the transition of the last move is not yet complete."""
     (dataset,), _ = play_by_hand([0, 0])
     assert transitions(dataset) == [[(0, 2, 0.0, 0, False), (4, 2, 1.0, 2, True)], [(2, 2, -1.0, 1, True)]]
     assert dataset.frame_TN.sum(axis=1).tolist() == [1, 1, 1, 1], "frames are steps of the env"
@@ -197,7 +197,7 @@ def test_a_slot_may_be_sent_to_another_node() -> None:
 
 
 def test_a_policy_s_frames_are_the_steps_of_envs_in_which_it_plays(open_session: Open) -> None:
-    """A rollout in which policies are drawn for each agent and game, counted in another way."""
+    """Datasets have the frames of a direct count over a rollout in which policies are drawn for each agent and game."""
     sizes = {"num_workers": 1, "num_envs_per_worker": 8, "num_batches_per_epoch": 2}
     session = open_session(worker_spec(env=DUEL, sampler={"num_policies": 3} | sizes | SERIAL)).build()
     source = source_of(session)
@@ -247,7 +247,7 @@ def test_memory_counts_agents(open_session: Open) -> None:
     assert rollout_bytes(narrow_first, three) == rollout_bytes(wide_first, three), "the order of agent.policies does not matter"
 
 
-# ---- populations, resume, what is refused
+# ---- populations, resume, refused specs
 
 
 def test_a_population_of_players(open_session: Open) -> None:
@@ -279,7 +279,7 @@ def test_what_cannot_be_combined(agent: dict[str, Any], meta: dict[str, Any], pa
 
 @pytest.mark.slow
 def test_policies_that_play_each_other_learn_tic_tac_toe(tmp_path: Path) -> None:
-    """Two policies, drawn for each player and game, in a run that repeats exactly: 0.86 of the points against random moves."""
+    """Two policies, drawn for each player and game, get 0.86 of the points against random moves; the run is deterministic."""
     exploring = {"name": "linear_decay", "start_val": 0.1, "end_val": 0.02, "start_step": 0, "end_step": 60_000}
     algorithm = {"name": "PPO", "gamma": 1.0, "lam": 0.7, "time_horizon": 16, "minibatch_size": 64, "entropy_coef_spec": exploring}
     net = {"name": "MLPNet", "hid_layers": [64, 64], "hid_layers_activation": "relu", "optim_spec": {"name": "Adam", "lr": 0.002}}

@@ -1,4 +1,4 @@
-"""Between workers and learner: rollouts are copied into datasets, in the right order, while there is room."""
+"""Tests of the data path from workers to learner: rollouts are copied into datasets in the right order, while there is room."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPISODE = Episode(0, 1.0, 1)
 
 
 def filled_slot(number: int, columns: int = 3, policies: list[int] | None = None) -> tuple[RolloutSlot, GroupRolloutReport]:
-    """A slot filled with `number`; each column is played by one policy."""
+    """Return a slot filled with `number`; each column is played by one policy."""
     slot = empty_slot(columns)
     fill(slot, number)
     slot.policy_TN[:] = policies or 0
@@ -31,7 +31,7 @@ def make_builder(columns: int, spare: int = 1, policy: int = 0, alone: bool = Tr
 
 
 def columns_of(dataset: Dataset) -> list[int]:
-    """10 · slot + column for each column of a dataset, after a check that all of the column comes from there."""
+    """Return 10 · slot + column for each column of a dataset, after checking that the whole column has that origin."""
     rollout = dataset.rollout()
     first = rollout.reward_TN[0]
     for t in range(ROWS):
@@ -89,7 +89,7 @@ def test_truncations_and_episodes_follow_their_columns() -> None:
 
 
 def test_each_policy_gets_its_columns_and_trains_on_its_rows() -> None:
-    """A column in which two policies played goes to both, each with the other's rows masked; so do episodes."""
+    """A column in which two policies played goes to both policies, with the other's rows masked; an episode goes to its own policy."""
     slot, rollout = filled_slot(1, policies=[0, 1, 0])
     slot.policy_TN[:2, 2], slot.policy_TN[2:, 2] = 1, 0
     slot.storage.slabs["valid"][3, 0] = False
@@ -128,7 +128,7 @@ def test_a_released_dataset_is_empty() -> None:
 
 
 def test_the_last_observation_of_a_truncated_episode_is_no_observation_of_the_next() -> None:
-    """Off-policy algorithms get a dataset step by step: the next step acts on the observation after the reset."""
+    """For off-policy algorithms, which read a dataset step by step, the next step starts from the observation after the reset."""
     builder = make_builder(3)
     slot, _ = filled_slot(1)
     last, state = np.array([-1.0], np.float32), np.zeros(STATE, np.float32)
@@ -144,13 +144,13 @@ def test_the_last_observation_of_a_truncated_episode_is_no_observation_of_the_ne
 
 
 def make_assembler(rounds: int | None, columns: int, spare: int = 1) -> RolloutAssembler:
-    """Two workers; slot s of each holds 10 · worker + s + 1."""
+    """Return an assembler of two workers; slot s of each worker is filled with 10 · worker + s + 1."""
     slots = [[[filled_slot(10 * worker + s + 1)[0]] for s in range(SLOTS)] for worker in range(2)]
     return RolloutAssembler(slots, [make_builder(columns, spare)], rounds)
 
 
 def assembled(assembler: RolloutAssembler) -> tuple[list[tuple[int, int]], list[list[int]]]:
-    """(worker, slot) of slots that are free again, and the columns of complete datasets."""
+    """Return the (worker, slot) pairs that are free again, and the columns of the complete datasets."""
     free, complete = [], []
     for filled, datasets in assembler.assemble():
         free += [] if filled is None else [(filled.worker, filled.slot)]

@@ -1,4 +1,4 @@
-"""Central inference: the two sides of the socket, and what comes out of it."""
+"""Tests of central inference: both ends of the socket, and the resulting actions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Open = Callable[[Spec], Session]
 
 
 def test_a_request_is_sent_again_after_the_server_has_died(tmp_path: Path, open_session: Open) -> None:
-    """All of it: a recurrent state was overwritten by a server that could no longer answer."""
+    """The whole request is sent again, because the server that died has overwritten the recurrent state."""
     net = {"name": "RecurrentNet", "rnn_hidden_size": 4, "seq_len": 8}
     session = open_session(worker_spec(net=net, sampler={"serial_mode": True})).build()
     worker = pool_of(session).workers[0]
@@ -84,9 +84,9 @@ def test_a_client_without_the_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_central_inference_acts_as_local_does(tmp_path: Path, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One group of envs for each worker: the same draws from the same distributions, to the rounding of a larger product.
+    """With one group of envs per worker, both draw the same actions, up to the rounding of a larger matrix product.
 
-    The socket is a file in a temporary folder that only this user can enter, and that is gone afterwards. Workers end at once.
+    The socket is a file in a temporary folder that only this user can enter and that is removed afterwards. Workers end without delay.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     central = open_session(worker_spec(sampler={"inference": "central", "worker_num_splits": 1}, env={"max_frame": 128}))
@@ -109,7 +109,7 @@ def test_central_inference_acts_as_local_does(tmp_path: Path, open_session: Open
 
 
 def abstract_sockets() -> set[str]:
-    """Those of this test's processes are named after their folder or their process."""
+    """Return the abstract sockets of this test's processes, which are named after their folder or their process."""
     names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:] if len(line.split()) > 7]
     return {name for name in names if name.startswith("@") and ("slm" in name or str(os.getpid()) in name)}
 
@@ -124,7 +124,7 @@ def test_central_inference_of_recurrent_nets_and_of_policies(sections: dict[str,
 
 
 def test_central_inference_samples_by_the_newest_deviation(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The net returns means alone; the standard deviation is a parameter that the worker needs."""
+    """Workers sample with the current standard deviation, which is a parameter: the net returns only the means."""
     net = {"name": "MLPNet", "hid_layers": [8], "log_std_init": 0.0, "optim_spec": {"name": "Adam", "lr": 0.05}}
     sampler = {"num_workers": 1, "num_envs_per_worker": 4, "inference": "central", "worker_num_splits": 1}
     session = open_session(worker_spec(net=net, sampler=sampler, env={"name": "Pendulum-v1", "max_frame": 256})).build()

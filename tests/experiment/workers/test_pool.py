@@ -1,4 +1,4 @@
-"""The pool of worker processes: whom it orders what and when, and how it replaces the dead. Workers are puppets without envs."""
+"""Tests of the pool of worker processes: the rollouts it requests, and restarts of dead workers. The workers are fake, without envs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tests.experiment.workers.test_dataset import columns_of, make_builder
 
 
 def parts(spec: Spec) -> tuple[WorkerConfig, LocalExecutor, SharedMemoryLink]:
-    """The first arguments of a pool of processes."""
+    """Return the first arguments of a pool of processes."""
     return WorkerConfig(spec, None), LocalExecutor(), SharedMemoryLink()  # type: ignore[arg-type]
 
 
 class Pool(TaskPool):
-    """A pool of puppets, started."""
+    """A started pool of fake workers."""
 
     def __init__(self, rounds: int | None, columns: int, spare: int, max_restart: int, deaths: dict[tuple[int, int], int]) -> None:
         spec = worker_spec(sampler={"async_rl": rounds is None}, meta={"max_restart": max_restart})
@@ -55,11 +55,11 @@ class Pool(TaskPool):
 
     @property
     def filled(self) -> list[int]:
-        """Rollouts of each worker so far."""
+        """Return the number of rollouts of each worker so far."""
         return [int(count) for count in self.puppets.filled_W]
 
     def wait_for_rollouts(self, count: int) -> None:
-        """Wait for so many rollouts; then there are no more for a while."""
+        """Wait for `count` rollouts, then check that no further one follows within 0.2 s."""
         end = time.monotonic() + PATIENCE
         while sum(self.filled) < count:
             assert time.monotonic() < end, self.filled
@@ -84,7 +84,7 @@ def train(pool: Pool) -> None:
 
 @pytest.fixture
 def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
-    """make_pool(rounds, columns, spare, max_restart, deaths): two puppets; deaths: {(worker, restart): rollout}."""
+    """Return make_pool(rounds, columns, spare, max_restart, deaths): two fake workers; deaths: {(worker, restart): rollout}."""
     opened: list[Pool] = []
     monkeypatch.setattr(child_module, "run_worker", puppets.run_worker)
 
@@ -102,12 +102,12 @@ def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
 
 
 def test_back_pressure(make_pool: MakePool) -> None:
-    """Workers stop when datasets and slots are full, and continue when the learner gives a dataset back."""
+    """Workers stop when datasets and slots are full, and continue when the learner returns a dataset."""
     pool = make_pool(None, 6, spare=2)
     full = 3 * 6 // 3  # three datasets of two slots each
     pool.wait_for_rollouts(full)
     dataset = pool.dataset()
-    pool.wait_for_rollouts(full)  # taken, but not given back yet
+    pool.wait_for_rollouts(full)  # taken, but not yet returned
     pool.release(0, dataset)
     pool.wait_for_rollouts(full + 2)
 
@@ -127,7 +127,7 @@ def test_in_turns_workers_wait_for_the_learner(make_pool: MakePool) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rollout", range(5))
 def test_the_rollouts_of_a_dead_worker_are_collected_again(rollout: int, make_pool: MakePool, caplog: Any) -> None:
-    """Whenever in a round it dies, also before it is ready: every round is complete, and nothing half written is in it."""
+    """Whenever in a round a worker dies, or before it is ready: every round is complete and has no partly written rollout."""
     pool = make_pool(2, 12, deaths={(1, 0): rollout})
     for _ in range(3):
         dataset = pool.dataset()
@@ -136,7 +136,7 @@ def test_the_rollouts_of_a_dead_worker_are_collected_again(rollout: int, make_po
         assert [number // 10 for number in numbers] == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3
         pool.release(0, dataset)
     assert [worker.task.restart for worker in pool.workers] == [0, 1]
-    (message,) = (message for message in caplog.messages if "no progress" not in message)  # as on a machine with much else to do
+    (message,) = (message for message in caplog.messages if "no progress" not in message)  # such a notice appears on a busy machine
     assert message == "rollout worker 1 killed by SIGKILL (often: out of memory); restarting it (1 of 1)"
 
 
@@ -162,7 +162,7 @@ def test_a_process_that_cannot_be_started_again(make_pool: MakePool, monkeypatch
 
 
 def test_a_continued_run_loads_states_and_restarted_workers_draw_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker of a continued run that is restarted has random streams that no earlier start has used; the loss of a node is no death."""
+    """Restarted workers of a continued run use random streams that no earlier start used; the loss of a node does not count as a death."""
     orders: dict[tuple[int, int], Any] = {}
 
     def record(context: Context, config: WorkerConfig, link: MemoryEndpoint) -> None:
@@ -193,7 +193,7 @@ def test_a_continued_run_loads_states_and_restarted_workers_draw_anew(monkeypatc
 
 @pytest.mark.parametrize("stage", ["info", "start"])
 def test_a_stop_while_workers_begin(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for envs that take long to build."""
+    """A stop request ends the start of the pool without waiting for envs that take long to build."""
     monkeypatch.setattr(child_module, "run_worker", puppets.sleep)
     monkeypatch.setattr(pool_module, "_CLOSE_SECONDS", 0.2)
     stop = Stop()

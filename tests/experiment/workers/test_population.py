@@ -1,4 +1,4 @@
-"""Population-based training."""
+"""Tests of population-based training."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ Open = Callable[[Spec], Session]
 
 
 def records(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
+    """Return the rows of a CSV file."""
     columns = read_columns(path)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 BEST = 6.0
-"""Of the learning rate's factor, in the toy problem."""
+"""The best factor of the learning rate in the toy problem."""
 
 
 class Toy:
-    """Agent and algorithm in one: weights, an optimizer state and a random stream."""
+    """A toy agent that is also its algorithm: weights, an optimizer state and a random generator."""
 
     def __init__(self, number: int, gamma: float = 0.99) -> None:
         self.algorithm, self.tuning = self, TunedHyperparameters()
@@ -70,7 +70,7 @@ class Toy:
 
 
 class ToyLearner:
-    """What Population needs of a PolicyLearner."""
+    """The part of PolicyLearner that Population uses."""
 
     def __init__(self, toy: Toy, total_reward: float | None) -> None:
         self.agent, self.total_reward = toy, total_reward
@@ -95,7 +95,7 @@ def toys(population: PopulationBasedTraining) -> list[Any]:
 
 
 def test_the_population_moves_to_the_best_learning_rate() -> None:
-    """The nearer to it, the better the reward; policy 0 is unchanged, for comparison."""
+    """The reward falls with the distance from the best learning rate; policy 0 is unchanged, for comparison."""
     one = make_population([0.0] * 8, mutation_rate=0.5, reward_gap=0.0)
     for round_ in range(80):
         for policy, learner in enumerate(one.learners):
@@ -109,7 +109,7 @@ def test_the_population_moves_to_the_best_learning_rate() -> None:
 
 
 def test_without_rewards_that_differ_nothing_is_replaced() -> None:
-    """The other side of the test above: by mutation alone there is no such move."""
+    """With equal rewards, no policy is replaced; so the move in the test above is not caused by mutation alone."""
     one = make_population([0.0] * 8, mutation_rate=0.5)
     for policy in [*range(8)] * 80:
         one.step(policy)
@@ -147,7 +147,7 @@ def test_a_round_is_due_by_a_policys_own_frames() -> None:
     ],
 )
 def test_which_policy_replaces_which(rewards: list[float | None], keys: dict[str, Any], sources: set[int | None]) -> None:
-    """Policy 1, by the gap that is required and the fraction that is replaced."""
+    """The policies that can replace policy 1, depending on the required gap and the replaced fraction."""
     found = set()
     for seed in range(30):
         one = make_population(rewards, seed=seed, mutation_rate=0.0, **keys)
@@ -176,7 +176,7 @@ def test_the_best_policy_and_policy_0_are_unchanged(policy: int, rewards: list[f
 
 @pytest.mark.parametrize("optimize_gamma", [False, True])
 def test_how_hyperparameters_mutate(optimize_gamma: bool) -> None:
-    """Grown or shrunk by a factor within the bounds; gamma by its distance from 1."""
+    """A mutation multiplies or divides by a factor within the bounds; for gamma, it changes the distance from 1."""
     factors: list[list[float]] = [[], [], []]
     for seed in range(200):
         one = make_population([None, None], seed=seed, mutation_rate=1.0, perturb_min=1.2, perturb_max=1.4, optimize_gamma=optimize_gamma)
@@ -280,7 +280,7 @@ PBT = {"period": 128, "start": 128, "mutation_rate": 1.0, "reward_gap": 0.0, "re
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("optimizer", ["Adam", "RMSprop", "AdamW", "NAdam"])
 def test_a_replaced_agent_is_equal_and_independent(optimizer: str, open_session: Open) -> None:
-    """Weights, optimizer state and hyperparameters are the source's; what one learns afterwards leaves the other unchanged."""
+    """It gets the source's weights, optimizer state and hyperparameters; training one of the two does not change the other."""
     spec = worker_spec(sampler=SMALL, env={"max_frame": 256}, net={"optim_spec": {"name": optimizer, "lr": 0.01}})
     session = open_session(spec)
     session.run()
@@ -310,7 +310,7 @@ def same(one: Agent | dict[str, Any], other: Agent, keys: Sequence[str]) -> bool
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Nested states."""
+    """Return whether two nested states are equal."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
@@ -321,7 +321,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def test_a_restored_agent_is_tuned_as_before(open_session: Open) -> None:
-    """Learning rate, entropy coefficient and gamma, in what acts on them."""
+    """A restored agent applies its tuned learning rate, entropy coefficient and gamma."""
     entropy = {"entropy_coef_spec": {"name": "linear_decay", "start_val": 0.1, "end_val": 0.01, "start_step": 0, "end_step": 1000}}
     one, other = (open_session(worker_spec(sampler=SMALL, algorithm=entropy)).build().agent for _ in range(2))
     one.algorithm.apply_tuned_hyperparameters(TunedHyperparameters(3.0, 0.5, 0.8))
@@ -346,7 +346,7 @@ def pbt_spec(**env: Any) -> Spec:
 
 
 def test_a_run_of_a_population(tmp_path: Path, open_session: Open) -> None:
-    """Each policy has its rounds by its own frames; table and checkpoints agree with the agents."""
+    """Each policy has rounds at its own frames; the table and checkpoints agree with the agents."""
     session = open_session(pbt_spec())
     paths = new_run(tmp_path, "small")
     sink = LocalSink(paths)
@@ -371,7 +371,7 @@ def test_a_run_of_a_population(tmp_path: Path, open_session: Open) -> None:
 
 
 def test_the_episode_history_of_a_replaced_policy_starts_anew(open_session: Open) -> None:
-    """Its mean return is that of episodes after the replacement; the histories of the others go on."""
+    """A replaced policy's mean return counts only episodes after the replacement; the histories of the others continue."""
     session, sink = open_session(pbt_spec()).build(), MemorySink()
     session.sink = sink
     session.begin()

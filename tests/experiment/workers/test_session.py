@@ -1,4 +1,4 @@
-"""Sessions with rollout workers: they learn the same as without where they must, and differ where they may."""
+"""Tests of Sessions with rollout workers: synchronous collection trains exactly as without workers; asynchronous collection may differ."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ SERIAL = {"serial_mode": True}
 
 
 def comparable(rows: list[RowValues]) -> list[dict[str, Any]]:
-    """Rows without the columns of wall-clock time and of workers."""
+    """Return the rows without the columns of wall-clock time and of workers."""
     left_out = ("wall_t", "fps", *SAMPLER_COLUMNS)
     return [{name: value for name, value in row.items() if name not in left_out} for row in rows]
 
 
 def assert_equal_runs(one: Session, other: Session) -> list[RowValues]:
-    """Run both: rows, weights and statistics of every policy are the same. Returns the rows of the first policy."""
+    """Run both sessions and check that rows, weights and statistics of every policy are equal. Return the rows of the first policy."""
     sinks = MemorySink(), MemorySink()
     for session, sink in zip((one, other), sinks, strict=True):
         session.run(sink)
@@ -66,7 +66,7 @@ def assert_equal_runs(one: Session, other: Session) -> list[RowValues]:
     return sinks[0].table_rows(0, "train")
 
 
-# ---- the same experience whoever collects it
+# ---- the same experience with and without workers
 
 VARIETY: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -138,9 +138,9 @@ def test_statistics_are_those_of_all_observations(open_session: Open) -> None:
     session.run()
     stats = session.learners[0].normalizers.state_dict()["obs_stats"]
     everything = np.concatenate(seen)
-    assert stats["count"] in (len(everything), len(everything) + 4)  # and those of the resets
+    assert stats["count"] in (len(everything), len(everything) + 4)  # with those of the resets
     np.testing.assert_allclose(stats["mean"], everything.mean(0), atol=0.02)
-    for group in groups:  # what they normalise by is what was known when the last rollout began
+    for group in groups:  # groups normalise by the statistics at the start of the last rollout
         assert 3 * 64 <= group.env.normalizers.state_dict()["obs_stats"]["count"] < stats["count"]
 
 
@@ -148,7 +148,7 @@ def test_statistics_are_those_of_all_observations(open_session: Open) -> None:
 def test_a_replay_buffer_holds_observations_before_normalisation(
     workers: bool, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The policy acts on normalised observations, and batches are normalised by the newest statistics."""
+    """The policy acts on normalised observations, and batches are normalised by the latest statistics."""
     acted: list[np.ndarray] = []
     act = Policy.act
 
@@ -182,11 +182,11 @@ def test_a_replay_buffer_holds_observations_before_normalisation(
     assert float(batch.reward_B[0]) < 0.9
 
 
-# ---- turns, and collection while the learner trains
+# ---- synchronous and asynchronous collection
 
 
 def overlap(session: Session) -> float:
-    """Seconds in which the learner trained while a rollout was collected."""
+    """Return the seconds in which the learner trained while a rollout was collected."""
     rollouts, trainings = spans_of(session, "rollout"), spans_of(session, "train")
     assert rollouts
     assert trainings
@@ -196,7 +196,7 @@ def overlap(session: Session) -> float:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("async_rl", [False, True])
 def test_async_collects_while_the_learner_trains(async_rl: bool, open_session: Open, tmp_path: Path) -> None:
-    """Each worker steps its envs in a process of its own."""
+    """Only asynchronous collection overlaps with training. Each worker steps its envs in a separate process."""
     env = {"name": "tests.env.toys:Signed-v0", "backend": "sync", "folder": str(tmp_path), "max_frame": 1536}
     session = open_session(worker_spec(sampler={"async_rl": async_rl}, env=env, algorithm={"training_epoch": 8})).build()
     pids = {worker.task.pid for worker in pool_of(session).workers}
@@ -236,7 +236,7 @@ def test_transitions_that_are_too_old_are_not_trained_on(open_session: Open, cap
 def test_frames_are_as_requested(open_session: Open) -> None:
     session = open_session(worker_spec(env={"max_frame": 200}, sampler=SERIAL))
     session.run()
-    assert session.clock.frame == 200  # in the middle of the fourth round, which is not trained on
+    assert session.clock.frame == 200  # in the middle of the fourth round, which is not used for training
     assert session.clock.opt_step == 3 * 2
 
 
@@ -249,7 +249,7 @@ def test_a_replay_of_what_workers_collect(env: dict[str, Any], net: dict[str, An
     sampler = {"async_rl": True} | SERIAL
     session = open_session(worker_spec(env=env | {"max_frame": 200}, net=net, algorithm=DQN, memory=REPLAY, sampler=sampler))
     rows = session.run().rows
-    assert rows[-1]["opt_step"] == sum(frame >= 64 for frame in range(4, 201, 4))  # one step every 4 transitions once there are 64
+    assert rows[-1]["opt_step"] == sum(frame >= 64 for frame in range(4, 201, 4))  # one step every 4 transitions, from 64 transitions on
     assert rows[-1]["explore_var"] == pytest.approx(1.0 - 0.9 * 200 / 500)
     assert session.agent.replay is not None
     assert session.clock.frame == 200
@@ -261,7 +261,7 @@ def test_workers_act_at_random_before_training_starts(open_session: Open) -> Non
     session = open_session(worker_spec(env=env, algorithm=sac, memory=REPLAY, sampler={"async_rl": True} | SERIAL))
     session.run()
     assert session.agent.replay is not None
-    logp = session.agent.replay.columns["logp"][:600]  # not computed for samples of the policy
+    logp = session.agent.replay.columns["logp"][:600]  # NaN for actions of the policy
     at_random = np.isfinite(logp)
     np.testing.assert_allclose(logp[at_random], -np.log(2.0))
     first = int(np.flatnonzero(~at_random)[0])
@@ -270,7 +270,7 @@ def test_workers_act_at_random_before_training_starts(open_session: Open) -> Non
 
 
 def test_the_replay_pairs_observations_with_their_true_successors(open_session: Open) -> None:
-    """Observations of Toy count the steps of an episode: the next one is one more, whatever came in between."""
+    """The observation of Toy is the step in the episode, so each successor is larger by one, whatever was stored in between."""
     env = {"name": "tests.env.toys:Toy-v0", "mean_length": 4.0, "max_frame": 600, "backend": "sync"}
     session = open_session(worker_spec(env=env, algorithm=DQN, memory=REPLAY, sampler={"async_rl": True} | SERIAL))
     session.run()
@@ -302,11 +302,11 @@ def test_a_worker_that_begins_late_plays_for_policies_that_need_frames(open_sess
     late.close()
 
 
-# ---- memory, threads, descriptors
+# ---- memory, threads, file descriptors
 
 
 def test_rollouts_that_do_not_fit_memory_are_refused(monkeypatch: pytest.MonkeyPatch, open_session: Open) -> None:
-    """The estimate is between half and four times the arrays there are."""
+    """The estimate of the memory is between half and four times the size of the actual arrays."""
     spec = worker_spec(sampler=SERIAL | {"num_envs_per_worker": 32}, algorithm={"minibatch_size": 1024})
     session = open_session(spec).build()
     source = source_of(session)
@@ -327,7 +327,7 @@ def test_rollouts_that_do_not_fit_memory_are_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_many_workers_need_few_descriptors(fd: int) -> None:
-    """A process may have 1024 by default, and each mapping keeps one open."""
+    """All workers share few mappings: each keeps a file descriptor open, and a process may have 1,024 by default."""
     spec = worker_spec(sampler={"num_workers": 32, "num_envs_per_worker": 1}, algorithm={"minibatch_size": 512})
     other = Session(worker_spec(sampler=SERIAL)).build()
     policies = [learner.agent.policy for learner in other.learners]
@@ -349,7 +349,7 @@ def numpy_threads() -> set[int]:
 def test_a_session_that_ends_leaves_threads_and_descriptors_as_they_were() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    ensure_server()  # kept for the next Session of this process
+    ensure_server()  # the server is kept for the next Session of this process
     for serial in (True, False):
         gc.collect()
         before = os.listdir("/proc/self/fd")
@@ -370,7 +370,7 @@ def test_a_session_that_ends_leaves_threads_and_descriptors_as_they_were() -> No
 @pytest.mark.parametrize("sections", [{}, {"net": RECURRENT, "sampler": {"inference": "central"}}], ids=["local", "central"])
 @pytest.mark.parametrize("async_rl", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_workers_obey_action_masks(sections: dict[str, Any], async_rl: bool, open_session: Open) -> None:
-    """The env raises an error for an invalid action."""
+    """Workers choose only valid actions; the env raises an error for an invalid one."""
     env = {"name": "tests.env.masked:Forbidding-v0", "max_frame": 512}
     spec = worker_spec(net=sections.get("net", {}), env=env, sampler={"async_rl": async_rl} | sections.get("sampler", {}))
     assert open_session(spec).build().run().frame >= 512

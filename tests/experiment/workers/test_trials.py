@@ -1,4 +1,4 @@
-"""Whole trials with rollout workers: their processes are killed, their envs fail, block, start programs or return nonsense."""
+"""Tests of whole trials with rollout workers whose processes are killed, or whose envs fail, block, start programs or return NaN."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.experiment.workers.conftest import source_of, weights_of, worker_spec
 from tests.experiment.workers.test_session import DQN, REPLAY
 
 SOON = 10.0 if has_feature("forkserver") else 60.0
-"""Seconds; child processes that are spawned load torch, in 2 s each, or 10 s beside other load. Faults block for 300 s."""
+"""Seconds; spawned child processes load torch in 2 s each, or 10 s under other load. Faults block for 300 s."""
 CENTRAL = {"inference": "central"}
 ONE_WORKER = {"num_workers": 1, "num_envs_per_worker": 4}
 ENDLESS = {"max_frame": 10**9}
@@ -48,7 +48,7 @@ Open = Callable[[Spec], Session]
 
 
 def open_files(kind: str) -> set[str]:
-    """What of this process's descriptors holds shared memory: anonymous files, or named ones."""
+    """Return the shared memory that this process has open, as anonymous or as named files."""
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -62,7 +62,7 @@ def open_files(kind: str) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """No child process and no shared memory outlives the test's trial."""
+    """Check that no child process and no shared memory remains after a test."""
     before = open_files("memfd:slm_lab") | open_files("/dev/shm")
     yield
     assert multiprocessing.active_children() == []
@@ -72,7 +72,7 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.fixture
 def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TaskPool]]:
-    """Every pool that is opened."""
+    """Return the list of all pools that the test opens."""
     opened: list[TaskPool] = []
     init = TaskPool.__init__
 
@@ -110,7 +110,7 @@ def run_while(trial: Trial, action: Callable[[Trial], None]) -> TrialResult:
 
 
 def check_saved(paths: RunPaths | None, frame: int | None = None) -> int:
-    """The frame of the last checkpoint, which is that of the last row; both are at `frame` where one is given."""
+    """Check that the last checkpoint and the last row have the same frame (`frame`, if given), and return it."""
     assert paths is not None
     frames = [int(row["frame"]) for row in complete_rows(paths.session_df(0))]
     assert all(before < after for before, after in pairwise(frames))
@@ -121,7 +121,7 @@ def check_saved(paths: RunPaths | None, frame: int | None = None) -> int:
 
 
 class InlineJob:
-    """One Session in this process, without the analysis of a trial."""
+    """A job of one Session in this process, without the analysis of a trial."""
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         self.spec, self.folder, self.stop = spec, folder, Stop()
@@ -141,7 +141,7 @@ class InlineJob:
 
 
 def check_kills(sampler: dict[str, Any], names: list[str], seed: int, quota: int, folder: Path, pools: list[TaskPool], capsys: Any) -> None:
-    """SIGKILL each of `names` at random moments, ready or not: all are restarted, and no rollout is lost."""
+    """Send SIGKILL to each of `names` at random moments, ready or not: all are restarted, and no rollout is lost."""
     rng, most = random.Random(seed), max(names.count(name) for name in names)
     moments = sorted((int(rng.uniform(0.05, 0.5) * quota), rng.uniform(0, 0.1), name) for name in names)
     trial = Trial(worker_spec(env={"max_frame": quota}, sampler=sampler, meta={"max_restart": most}), folder)
@@ -160,7 +160,7 @@ def check_kills(sampler: dict[str, Any], names: list[str], seed: int, quota: int
     notices = re.findall(pattern, capsys.readouterr().out, re.MULTILINE)
     assert sorted(notices) == sorted((name, str(count + 1), str(most)) for name in set(names) for count in range(names.count(name)))
     check_saved(trial.paths, quota)
-    if not sampler["async_rl"]:  # every round was complete, and of the newest policy
+    if not sampler["async_rl"]:  # every round was complete and collected by the latest policy
         assert trial.paths is not None
         rows = complete_rows(trial.paths.session_df(0))
         assert int(rows[-1]["opt_step"]) == quota // 64 * 2
@@ -168,7 +168,7 @@ def check_kills(sampler: dict[str, Any], names: list[str], seed: int, quota: int
 
 
 def test_killed_processes_are_restarted(tmp_path: Path, pools: list[TaskPool], capsys: Any) -> None:
-    """Two workers and the inference server, in turns with the learner."""
+    """Two workers and the inference server are killed and restarted, with synchronous collection."""
     names = ["rollout worker 0", "inference server", "rollout worker 1"]
     check_kills({"async_rl": False} | CENTRAL, names, 3, 3200, tmp_path, pools, capsys)
 
@@ -184,17 +184,17 @@ def test_processes_killed_at_many_moments(async_rl: bool, inference: str, tmp_pa
 
 
 def fails(spec: Spec, folder: Path, action: Callable[[Trial], None] = lambda trial: None) -> Trial:
-    """Run a trial whose only Session fails."""
+    """Run a trial whose only Session fails, and return the trial."""
     trial = Trial(spec, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logger, "propagate", False)  # pytest would keep the traceback, and the Session with it
+        patch.setattr(logger, "propagate", False)  # pytest would keep the traceback and thereby the Session
         with pytest.raises(TrialFailed, match="session 0 failed: "):
             run_while(trial, action)
     return trial
 
 
 def test_a_worker_that_is_killed_too_often(tmp_path: Path, pools: list[TaskPool], capsys: Any) -> None:
-    """The run ends, and what it has learned is saved."""
+    """The run ends, and its progress is saved."""
     killed = []
 
     def kill(trial: Trial) -> None:
@@ -218,7 +218,7 @@ def test_a_worker_that_is_killed_too_often(tmp_path: Path, pools: list[TaskPool]
     [("step", 'raise ValueError("the robot fell over")'), ("die", "ended with exit code 3 after 1 restart (meta.max_restart)")],
 )
 def test_an_env_that_fails(fault: str, text: str, tmp_path: Path, capsys: Any) -> None:
-    """What the env raises is the cause; a process that ends without a message is restarted first."""
+    """An exception of the env is reported as the cause; a process that ends without a message is restarted first."""
     begin = time.monotonic()
     trial = fails(worker_spec(env=FAULTY | {"fault": fault, "after": 9}, sampler=ONE_WORKER), tmp_path)
     assert time.monotonic() < begin + SOON
@@ -232,7 +232,7 @@ def test_an_env_that_fails(fault: str, text: str, tmp_path: Path, capsys: Any) -
 
 
 def test_an_env_that_cannot_be_built_in_a_worker(tmp_path: Path) -> None:
-    """Nothing is written."""
+    """An env that cannot be built in a worker is a spec error, and no file is written."""
     with pytest.raises(
         SpecError, match=r"cannot build tests\.env\.toys:Faulty-v0 with its arguments fault: OSError: no licence in this process"
     ):
@@ -244,7 +244,7 @@ def test_an_env_that_cannot_be_built_in_a_worker(tmp_path: Path) -> None:
 
 
 def endless(sessions: int, **sections: Any) -> dict[str, Any]:
-    """The body of a spec without end, with Sessions of one worker each."""
+    """Return the body of a spec that trains endlessly, with one worker per Session."""
     meta = {"max_session": sessions, "save_interval": 3600, "eval_episodes": 0}
     spec = worker_spec(env=ENDLESS | sections.get("env", {}), meta=meta, sampler=ONE_WORKER | sections.get("sampler", {}))
     body: dict[str, Any] = dump_spec(spec)["small"]
@@ -257,13 +257,13 @@ def simulators_in(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("sessions", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_trial_is_killed(sessions: int, command: Callable[..., Command], tmp_path: Path) -> None:
-    """All processes end, the simulators that envs started too; no temporary file is left. Sessions in processes save themselves."""
+    """No process remains, including the envs' simulators, and no temporary file. Sessions in child processes save themselves."""
     (simulators := tmp_path / "simulators").mkdir()
     env = {"name": f"{ENVS}:RunsSimulator-v0", "backend": "sync", "folder": str(simulators), "tidy": False}
     run = command(endless(sessions, env=env, sampler=CENTRAL | {"async_rl": True}))
     process = run.start("--jobs", "2")
     until(run.has_rows(sessions), process)
-    assert len([pid for pid in simulators_in(simulators) if alive(pid)]) == (4 + 1) * sessions  # with that of the trial step
+    assert len([pid for pid in simulators_in(simulators) if alive(pid)]) == (4 + 1) * sessions  # includes the one of the trial step
     process.kill()
     run.leaves_nothing(SOON)
     assert not [pid for pid in simulators_in(simulators) if alive(pid)]
@@ -276,7 +276,7 @@ def check_saved_session(paths: RunPaths, index: int) -> None:
 
 
 def test_a_session_is_killed(command: Callable[..., Command]) -> None:
-    """Its workers and its inference server end with it; the other Session saves itself on Ctrl-C."""
+    """Its workers and its inference server end with it; the other Session is saved on Ctrl-C."""
     run = command(endless(2, sampler=CENTRAL))
     process = run.start("--jobs", "2")
     until(run.has_rows(2), process)
@@ -293,7 +293,7 @@ def test_a_session_is_killed(command: Callable[..., Command]) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_run_beside_it_alone(command: Callable[..., Command], tmp_path: Path) -> None:
-    """The other one, in this process, runs to its end."""
+    """Ctrl-C in one run does not affect another run, which finishes in this process."""
     run = command(endless(1, sampler=CENTRAL | {"async_rl": True}))
     process = run.start()
     until(run.has_rows(1), process)
@@ -315,13 +315,13 @@ def test_ctrl_c_leaves_a_run_beside_it_alone(command: Callable[..., Command], tm
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("tidy", [True, False])
 def test_an_env_ends_its_simulator_and_waits_for_it(tidy: bool, tmp_path: Path) -> None:
-    """Signals are neither blocked nor ignored in what a worker's env starts; what the env leaves behind ends with the worker."""
+    """In the processes of an env, signals are neither blocked nor ignored; processes that the env leaves behind end with the worker."""
     (simulators := tmp_path / "simulators").mkdir()
     env = {"name": f"{ENVS}:RunsSimulator-v0", "backend": "sync", "folder": str(simulators), "tidy": tidy, "max_frame": 256}
     begin = time.monotonic()
     assert InlineJob(worker_spec(env=env), tmp_path / "data").run() == SessionEnded(0, "done")
     assert time.monotonic() < begin + SOON
-    assert len(simulators_in(simulators)) == 2 * (4 + 1)  # with those of the trial step
+    assert len(simulators_in(simulators)) == 2 * (4 + 1)  # includes those of the trial step
     until(lambda: not [pid for pid in simulators_in(simulators) if alive(pid)], seconds=2.0)
     assert len(list(simulators.glob("*.closed"))) == (4 + 1 if tidy else 0)
 
@@ -341,7 +341,7 @@ WHERE = {"constructor": "building", "reset": "resetting", "step": "stepping"}
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", WHERE)
 def test_a_worker_that_blocks_is_restarted(where: str, tmp_path: Path, caplog: Any) -> None:
-    """Once: the run is complete all the same."""
+    """A worker that blocks once is restarted, and the run is complete."""
     (blocked := tmp_path / "blocked").mkdir()
     job = InlineJob(blocking_spec(blocked, where, times=1), tmp_path / "data")
     assert job.run() == SessionEnded(0, "done")
@@ -349,14 +349,14 @@ def test_a_worker_that_blocks_is_restarted(where: str, tmp_path: Path, caplog: A
     assert len(list(blocked.iterdir())) == 1
     notice = rf"rollout worker 0: no progress for \d s \({WHERE[where]}\)"
     restart = rf"rollout worker 0 made no progress for \d s \({WHERE[where]}; meta.stall_limit\); restarting it \(1 of 1\)"
-    for text in (notice, restart):  # on a busy machine others are slow for a moment, too
+    for text in (notice, restart):  # on a busy machine, other workers may also be slow briefly
         assert any(re.fullmatch(text, message) for message in caplog.messages), caplog.messages
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_a_worker_that_blocks_again_ends_the_run(where: str, tmp_path: Path) -> None:
-    """With the cause, and what was learned saved."""
+    """The run fails with the cause, and its progress is saved."""
     (blocked := tmp_path / "blocked").mkdir()
     job = InlineJob(blocking_spec(blocked, where), tmp_path / "data")
     with pytest.MonkeyPatch.context() as patch:
@@ -365,14 +365,14 @@ def test_a_worker_that_blocks_again_ends_the_run(where: str, tmp_path: Path) -> 
     assert end.status == "failed"
     text = rf"rollout worker 0 made no progress for \d s \({WHERE[where]}; meta.stall_limit\) after 1 restart \(meta.max_restart\)"
     assert re.match(text, end.detail)
-    if where == "step":  # else there is nothing to save
+    if where == "step":  # otherwise nothing was learned
         assert check_saved(job.paths) == 2 * 64
     assert len(list(blocked.iterdir())) == 2
 
 
 @pytest.mark.slow
 def test_a_worker_whose_constructor_blocks_again(tmp_path: Path) -> None:
-    """The user is told, and nothing is written."""
+    """The error is reported to the user, and no file is written."""
     (blocked := tmp_path / "blocked").mkdir()
     begin = time.monotonic()
     text = r"Blocking-v0 cannot be built: rollout worker 0 made no progress for \d s \(building; meta.stall_limit\) after 1 restart"
@@ -385,7 +385,7 @@ def test_a_worker_whose_constructor_blocks_again(tmp_path: Path) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("where", "serial"), [("step", False), ("step", True), ("reset", False), ("constructor", False)])
 def test_a_stop_while_a_worker_blocks(where: str, serial: bool, tmp_path: Path) -> None:
-    """It ends in bounded time, with the last row and checkpoint where training has begun."""
+    """The run ends in bounded time; if training has begun, its last row and checkpoint are written."""
     (blocked := tmp_path / "blocked").mkdir()
     spec = blocking_spec(blocked, where, meta={"stall_limit": 60.0, "stall_notice": 30.0}, sampler={"serial_mode": serial})
     job, ended = InlineJob(spec, tmp_path / "data"), []
@@ -415,13 +415,13 @@ def test_a_stop_while_a_worker_blocks(where: str, serial: bool, tmp_path: Path) 
         assert check_saved(job.paths) == 0
 
 
-# ---- envs that return nonsense
+# ---- envs that return NaN or infinity
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("memory", ["on-policy", "replay"])
 def test_observations_that_are_not_finite_change_neither_weights_nor_statistics(memory: str, open_session: Open) -> None:
-    """Where every observation is NaN or infinite nothing changes; where some are, weights and statistics stay finite."""
+    """If all observations are NaN or infinite, nothing changes; if some are, weights and statistics stay finite."""
     sections = {} if memory == "on-policy" else {"algorithm": DQN, "memory": REPLAY, "sampler": {"async_rl": True, "serial_mode": True}}
     for rate in (1.0, 0.02):
         env = {"name": f"{ENVS}:NotFinite-v0", "backend": "sync", "rate": rate, "max_frame": 1024, "normalize_obs": True}

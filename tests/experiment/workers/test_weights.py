@@ -1,4 +1,4 @@
-"""PublishedWeights: a reader gets the newest weights, and never a mixture of two versions."""
+"""Tests of PublishedWeights: a reader gets the latest weights, never a mixture of two versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MakeWeights = Callable[..., PublishedWeights]
 
 
 def open_weights(fd: int, size: int, fresh: bool = False) -> PublishedWeights:
-    """Weights of `size` parameters in a shared file."""
+    """Return weights of `size` parameters in a shared file."""
     policy: Any = SimpleNamespace(flat=FlatParams(torch.nn.Linear(size, 1, bias=False)))
     weights = PublishedWeights(policy, acting_state_size=1)
     SharedArrays(fd, fresh=fresh).attach({"weights": weights})
@@ -31,14 +31,14 @@ def open_weights(fd: int, size: int, fresh: bool = False) -> PublishedWeights:
 
 
 def publish(weights: PublishedWeights, number: float) -> None:
-    """Publish vectors of one number."""
+    """Publish vectors whose elements all equal `number`."""
     assert weights.flat is not None
     weights.flat.param.detach().fill_(number)
     weights.publish(int(number), np.array([number]))
 
 
 def content(weights: PublishedWeights) -> float:
-    """The number that was pulled, after a check that all of it is the same number."""
+    """Return the number in the pulled weights, after checking that all elements are equal to it."""
     assert weights.flat is not None
     param = weights.flat.param
     assert float(param.min()) == float(param.max()) == weights.version == weights.acting_state[0]
@@ -59,11 +59,11 @@ def test_a_reader_gets_the_newest_weights_and_extras(fd: int) -> None:
 
 
 STEPS = ["begun", "barrier", "param", "extras", "version", "barrier", "done"]
-"""The steps of publish, in order; a writer may be interrupted after each of them."""
+"""The steps of publish, in order; a writer can be interrupted after each of them."""
 
 
 class Steps:
-    """Arrays of a writer that calls `after(number of steps)` after each step of publish."""
+    """Wraps the arrays of a writer so that `after(number of steps)` is called after each step of publish."""
 
     def __init__(self, weights: PublishedWeights, after: Callable[[int], None]) -> None:
         self.after, self.count = after, 0
@@ -84,7 +84,7 @@ class Steps:
 
 
 class _Watched:
-    """An array of which each store, or each row that is handed out to be written, is a step."""
+    """An array in which each assignment, and each access to a row to be written, counts as a step."""
 
     def __init__(self, array: np.ndarray, steps: Steps) -> None:
         self.array, self.steps = array, steps
@@ -99,18 +99,18 @@ class _Watched:
 
 
 class _Row(np.ndarray):
-    """A row that torch is about to write: half of it is written when the step is reported."""
+    """A row that torch is about to write; when its step is counted, half of it is already overwritten."""
 
     def __new__(cls, row: np.ndarray, steps: Steps) -> Any:
         half = len(row) // 2
-        row[:half] = -1.0  # as a copy in progress
+        row[:half] = -1.0  # as in an unfinished copy
         steps.step()
         return row
 
 
 @pytest.mark.parametrize("steps", range(1, len(STEPS) + 1))
 def test_an_interrupted_publication_is_never_read(steps: int, fd: int) -> None:
-    """Whatever the step at which the writer dies, readers keep what was published before; its successor publishes on."""
+    """At whatever step the writer dies, readers get the previous publication, and another writer can continue publishing."""
     writer, reader = open_weights(fd, 8, fresh=True), open_weights(fd, 8)
     publish(writer, 1)
     publish(writer, 2)
@@ -130,7 +130,7 @@ def test_an_interrupted_publication_is_never_read(steps: int, fd: int) -> None:
 
 
 def test_a_reader_that_was_overtaken_reads_again(fd: int) -> None:
-    """While it copies, the writer publishes `times` times; one further publication fills the other half and disturbs nobody."""
+    """If the writer publishes `times` times during a copy: once fills the other half, so the copy is valid; twice requires a new copy."""
     for times, copies in ((1, 1), (2, 3)):
         writer, reader = open_weights(fd, 8, fresh=True), open_weights(fd, 8)
         publish(writer, 1)
@@ -142,7 +142,7 @@ def test_a_reader_that_was_overtaken_reads_again(fd: int) -> None:
 
 
 class _Overtaken:
-    """Weights of which the reader gets the first half before, and the second half after further publications, twice."""
+    """Weights whose first two reads are interrupted by `times` publications between the first and the second half of the vector."""
 
     def __init__(self, halves: np.ndarray, writer: PublishedWeights, times: int) -> None:
         self.halves, self.writer, self.times, self.copies = halves, writer, times, 0
@@ -169,7 +169,7 @@ def hammer(fd: int, size: int, seconds: float, connection: Connection) -> None:
 
 
 def read_while(process: Any, connection: Connection, reader: PublishedWeights, kill_after: int | None = None) -> int:
-    """Pull and check until the writer ends, or is killed after so many pulls. Returns the number of pulls."""
+    """Pull and check until the writer ends, or kill it after `kill_after` pulls. Return the number of pulls."""
     process.start()
     pulls = 0
     while not connection.poll() and process.is_alive():
@@ -185,7 +185,7 @@ def read_while(process: Any, connection: Connection, reader: PublishedWeights, k
 
 @pytest.mark.slow
 def test_no_reader_sees_a_torn_vector(fd: int) -> None:
-    """The writer is another process, first killed at moments that fall anywhere in a publication, then left to end."""
+    """The writer is another process: it is first killed at arbitrary moments of a publication, then runs to its end."""
     size, context = 100_000, multiprocessing.get_context("fork")
     reader, threads = open_weights(fd, size, fresh=True), torch.get_num_threads()
     publish(reader, 1)

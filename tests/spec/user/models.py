@@ -1,4 +1,4 @@
-"""Spec models as a user may write them: keys, what they can do, and what to build. Imports no torch."""
+"""Examples of user-defined spec models: keys, capabilities and implementation. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from slm_lab.spec.models.net import NetSpec
 
 
 class Bonus(SpecModel):
-    """A section inside the section."""
+    """Section inside the algorithm section."""
 
     weight: float = 0.1
 
 
 class EvolutionSpec(AlgorithmSpec):
-    """Evolution strategies, off-policy for the sake of the test."""
+    """Evolution strategies, declared off-policy for the tests."""
 
     on_policy = False
     has_target = True
@@ -41,7 +41,7 @@ class EvolutionSpec(AlgorithmSpec):
 
 
 class EpisodicSpec(AlgorithmSpec):
-    """On-policy, by the defaults of AlgorithmSpec."""
+    """On-policy algorithm with the defaults of AlgorithmSpec."""
 
     @classmethod
     def implementation(cls) -> Any:
@@ -83,7 +83,7 @@ class StillPPO(PPOSpec):
 
 
 class Undefined(NetSpec):
-    """An annotation that does not exist."""
+    """Has an annotation with an undefined name."""
 
     width: Nonsense  # type: ignore[name-defined]  # noqa: F821
 

@@ -51,8 +51,12 @@ class InvalidOutcome(PlainError, RuntimeError):
     """"step" or "reset" if the exception's message already contains the env and the step, else ""."""
 
 
+MAX_REWARD = float(np.finfo(np.float32).max)
+"""Largest absolute value of a reward, because rewards are stored as float32."""
+
+
 class InvalidReward(InvalidOutcome):
-    """Raised if an env returned a reward that is not a finite number."""
+    """Raised if an env returned a reward that is not a finite number of type float32."""
 
 
 def raise_invalid_outcome(error: Exception, row: int | None = None) -> NoReturn:

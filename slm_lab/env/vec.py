@@ -13,6 +13,7 @@ from slm_lab.env.curriculum import Curriculum
 from slm_lab.env.normalize import Normalizers, ObsNormalizer
 from slm_lab.env.outcome import (
     FLAGS,
+    MAX_REWARD,
     NUMBERS,
     InvalidOutcome,
     InvalidReward,
@@ -185,7 +186,7 @@ class Env:
                 and (truncated is False or (type(truncated) in FLAGS and not truncated))
                 and type(info) is dict
                 and type(reward) in NUMBERS
-                and isfinite(reward)
+                and -MAX_REWARD <= reward <= MAX_REWARD
                 and type(obs) is np.ndarray
                 and obs.dtype == self._dtype
                 and obs.shape == self._shape
@@ -207,8 +208,8 @@ class Env:
         obs_N = self._encode_observations(raw.obs)
         reward_N = raw.reward_N
         self._return_N += reward_N
-        if not reward_N.dot(reward_N) < inf:  # takes a third of the time of np.isfinite(reward_N).all()
-            self._check_finite(reward_N)
+        if not np.vdot(reward_N, reward_N) < 1e38:  # takes half the time of np.isfinite(reward_N).all(), and overflows without a warning
+            self._check_rewards(reward_N)
         # searching bytes takes a third of the time of .any()
         ended = 1 in raw.terminated_N.tobytes() or 1 in raw.truncated_N.tobytes()
         if ended or self._pending_N is not None or self._life_loss:
@@ -236,14 +237,16 @@ class Env:
             obs_N = self._transform_obs(self._normalize_obs, obs_N)
         return obs_N, self._transform_reward(reward_N)
 
-    def _check_finite(self, reward_N: np.ndarray) -> None:
-        """Raise InvalidReward for the first reward that is not finite. The rewards of rows that are not transitions are not checked."""
-        invalid_N = ~np.isfinite(reward_N)
+    def _check_rewards(self, reward_N: np.ndarray) -> None:
+        """Raise InvalidReward for the first reward that float32 cannot represent as a finite number. The rewards of rows that are not
+        transitions are not checked."""
+        invalid_N = ~(np.abs(reward_N) <= MAX_REWARD)
         if self._pending_N is not None:
             invalid_N &= ~self._pending_N
         for row in np.flatnonzero(invalid_N)[:1]:
             env, agent = self._env_and_agent_text(int(row))
-            raise_invalid_outcome(InvalidReward(f"step returned the reward {reward_N[row]}{agent}; expected a finite number"), env)
+            expected = f"a number from {-MAX_REWARD:.4g} to {MAX_REWARD:.4g}" if isfinite(reward_N[row]) else "a finite number"
+            raise_invalid_outcome(InvalidReward(f"step returned the reward {reward_N[row]}{agent}; expected {expected}"), env)
 
     def _env_and_agent_text(self, row: int) -> tuple[int, str]:
         """Return the index of the env to which a row belongs, and the text " for AGENT" for a message, or "" if each env has one agent."""

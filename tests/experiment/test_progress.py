@@ -176,7 +176,8 @@ def test_a_run_that_never_began_leaves_no_table() -> None:
 
 
 def test_numbers() -> None:
-    assert [format_number(value) for value in (None, 200_000.0, 12345.6, 0.123456, 3)] == ["-", "200000", "12346", "0.1235", "3"]
+    numbers = (None, 200_000.0, 12345.6, 0.123456, 3, 1e15, -7.5e25)
+    assert [format_number(number) for number in numbers] == ["-", "200000", "12346", "0.1235", "3", "1e+15", "-7.5e+25"]
 
 
 @pytest.mark.parametrize(("no_color", "text"), [("1", "bold red\n"), ("", "\x1b[1;31mbold red\x1b[0m\n")])

@@ -325,10 +325,10 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def format_number(value: float | None) -> str:
-    """Format a number with four significant digits. Integers and numbers of at least 10,000 have no decimals, and None becomes "-"."""
+    """Format a number with four significant digits. Integers and numbers from 10,000 to 10^15 have no decimals, and None becomes "-"."""
     if value is None:
         return "-"
-    return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:.0f}" if abs(value) < 1e15 and (float(value).is_integer() or abs(value) >= 1e4) else f"{value:.4g}"
 
 
 def format_with_error(value: float | None, error: float | None) -> str:

@@ -208,7 +208,8 @@ class Env:
         obs_N = self._encode_observations(raw.obs)
         reward_N = raw.reward_N
         self._return_N += reward_N
-        if not np.vdot(reward_N, reward_N) < 1e38:  # takes half the time of np.isfinite(reward_N).all(), and overflows without a warning
+        # below 1e38, all rewards are finite in float32; np.vdot takes half the time of np.isfinite, and overflows without a warning
+        if not np.vdot(reward_N, reward_N) < 1e38:
             self._check_rewards(reward_N)
         # searching bytes takes a third of the time of .any()
         ended = 1 in raw.terminated_N.tobytes() or 1 in raw.truncated_N.tobytes()

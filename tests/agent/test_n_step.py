@@ -65,7 +65,7 @@ def test_both_ends_by_hand() -> None:
 @pytest.mark.parametrize("next_step", [False, True])
 @pytest.mark.parametrize("images", [False, True])
 def test_each_transition_has_the_rewards_that_followed(kind: str, next_step: bool, images: bool) -> None:
-    """Each transition is drawn with the rewards that followed it.
+    """A sampled transition has the rewards of the next n steps of its env, or fewer if the episode ends earlier.
 
     The data have three envs, both kinds of episode ends, dummy rows, an overwritten ring, and frames that are stored once.
     """

@@ -37,7 +37,7 @@ _OTHERS = ("minigrid", "envs_of_others")
 
 @pytest.fixture(autouse=True)
 def forget_registrations() -> Iterator[None]:
-    """After each test, remove the packages in `_OTHERS` that it imported and the envs that they registered."""
+    """After each test, unload the packages in `_OTHERS` that the test imported, and delete their envs from Gymnasium's registry."""
     before, modules = set(gymnasium.registry), set(sys.modules)
     yield
     for name in set(gymnasium.registry) - before:

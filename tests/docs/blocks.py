@@ -39,7 +39,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """Return the command lines of a shell block; a loop contributes the lines with the first value of its variable."""
+    """Return the commands of a shell block. The commands in a `for` loop are returned once, with the first value of the loop variable."""
     lines, values = list[str](), dict[str, str]()
     for raw in block.text.replace("\\\n", " ").splitlines():
         line = f" {raw}".partition(" #")[0].strip().removeprefix("$ ")

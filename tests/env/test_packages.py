@@ -95,7 +95,7 @@ def test_goals_of_robotics_stand_beside_the_observation(capfd: pytest.CaptureFix
     ],
 )
 def test_an_id_of_envpool_and_of_a_package(keys: dict[str, Any], path: str, words: list[str]) -> None:
-    """The plain id means EnvPool's env; a message says how to name the package's env where that one supports more."""
+    """An id without a prefix selects EnvPool's env. If only the package's env supports a request, the message says how to select it."""
     pytest.importorskip("envpool")
     pytest.importorskip("minigrid")
     with pytest.raises(SpecError) as error:

@@ -51,10 +51,10 @@ def make_run(
     norms: Sequence[float] = (),
     new: Sequence[Rows] = (),
 ) -> Path:
-    """Return a run's folder, with rows as SLM Lab writes them, without return_new.
+    """Write the files of a run to `folder` and return `folder`. Without `new`, the rows are those of SLM Lab, without return_new.
 
     Row i of a Session has frame 100 i, wall_t 2 i and opt_step 10 i. If Sessions share a net, row i of Session s is at global frame 200 i +
-    50 s. With `new`, the version is the present one, and each row has these returns of 5 new episodes.
+    50 s. With `new`, the rows are those of this package, and each row has 5 new episodes with the mean return in `new`.
     """
     folder.mkdir(parents=True)
     paths = RunPaths(folder, name)

@@ -67,7 +67,7 @@ def played(paths: RunPaths, policy: str | None = None, **options: Any) -> EnjoyR
 
 
 def test_the_score_of_a_team() -> None:
-    """Own agents with returns 1 and 0 play against one with 0; the score is (1 + 0.5) / 2."""
+    """Two own agents have the returns 1 and 0, and the opponent has 0: a win and a draw give the score (1 + 0.5) / 2."""
     assert team_score(np.array([1.0, 0.0, 0.0]), np.array([True, True, False])) == 0.75
     assert team_score(np.array([-1.0, 1.0]), np.array([True, False])) == 0.0
 

@@ -192,7 +192,10 @@ def test_sizes(published: Repo, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_who_may(hub: Hub, published: Repo, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    """Errors for a missing or wrong token, missing permission, a private repository, and one that does not exist."""
+    """Messages state whether the token is missing or not valid, or lacks write access.
+
+    A private repository and one that does not exist have the same message.
+    """
     words = ["--data-dir", str(model.parent.parent)]
 
     def push(repo: str) -> str:

@@ -121,9 +121,9 @@ def batch(space: gym.Space[Any], count: int) -> tuple[list[Any], Any]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_three_lines(case: str, tmp_path: Path, no_env: Callable[[], None]) -> None:
-    """The agent accepts an observation or a batch, in the env's form.
+    """An agent acts on one observation or on a batch of observations of the env.
 
-    It returns actions that the env accepts: samples, or the same action each time if deterministic.
+    The actions are in the action space of the env. With `deterministic`, an observation always has the same action.
     """
     env, algorithm, net = CASES[case]
     paths = trained(tmp_path, env, algorithm, net)

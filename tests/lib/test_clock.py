@@ -9,7 +9,7 @@ from slm_lab.lib.clock import Clock
 
 @given(num_envs=st.integers(1, 50), every=st.integers(1, 300), steps=st.integers(1, 200))
 def test_due_once_per_crossing(num_envs: int, every: int, steps: int) -> None:
-    """A multiple of `every` counts as crossed also if num_envs does not divide it, and never twice."""
+    """Each multiple of `every` is reported in one step, whether or not the frame counter is ever equal to it."""
     clock, times = Clock(), 0
     for _ in range(steps):
         clock.tick(num_envs)

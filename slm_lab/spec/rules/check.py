@@ -125,8 +125,11 @@ def _one_of(names: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _gives_initial_alpha(algorithm: SoftActorCriticSpec, report: Report) -> bool:
-    # a saved spec contains the default value, which may be outside of the interval that log_alpha_min and log_alpha_max define
+def _is_initial_alpha_given(algorithm: SoftActorCriticSpec, report: Report) -> bool:
+    """Return whether initial_alpha differs from its default or was given by a --set argument.
+
+    The default is allowed to be outside of the interval of α, because the spec that a run saves contains the defaults of absent keys.
+    """
     is_default = algorithm.initial_alpha == type(algorithm).model_fields["initial_alpha"].default
     return not is_default or report.is_from_set_argument((*ALGORITHM, "initial_alpha"))
 
@@ -137,7 +140,7 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
         report.add_problem(
             (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"
         )
-    if isinstance(algorithm, SoftActorCriticSpec) and algorithm.fixed_alpha is None and _gives_initial_alpha(algorithm, report):
+    if isinstance(algorithm, SoftActorCriticSpec) and algorithm.fixed_alpha is None and _is_initial_alpha_given(algorithm, report):
         least, most = (math.exp(min(bound, 700.0)) for bound in (algorithm.log_alpha_min, algorithm.log_alpha_max))  # exp must not overflow
         if not least <= algorithm.initial_alpha <= most:
             allowed = f"from exp(log_alpha_min) = {least:.4g} to exp(log_alpha_max) = {most:.4g}"

@@ -208,7 +208,10 @@ def test_short_names() -> None:
 
 
 def test_the_interval_of_a_confirmation_is_within_the_possible_returns(tmp_path: Path) -> None:
-    """The interval is clipped to the possible returns: for CartPole sessions with 400 and 480, Student's t alone gives 440 ± 508."""
+    """The confidence interval is clipped to the range of possible returns.
+
+    For two CartPole sessions with the returns 400 and 480, Student's t gives 440 ± 508.
+    """
     paths = RunPaths(tmp_path, "cartpole")
     paths.make_dirs()
     paths.spec.write_text(json.dumps({"cartpole": {"env": {"name": "CartPole-v1", "max_frame": 1000}, "agent": {}, "meta": {}}}))

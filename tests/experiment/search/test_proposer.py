@@ -112,7 +112,7 @@ def test_proposals_depend_on_results_and_seed() -> None:
 
 
 def test_running_trials_count_as_bad_ones() -> None:
-    """The proposer treats running trials as bad ones, so its proposals differ from those after failures, which it ignores."""
+    """The next proposal depends on whether trials are running or have failed: running trials count as bad, failed trials are ignored."""
 
     def proposed(running: bool, seed: int) -> Any:
         proposer = make_proposer(toy_space(), "optuna", seed)

@@ -219,7 +219,7 @@ def test_other_runs_are_not_adopted(finished: StudyPaths, tmp_path: Path) -> Non
 
 
 def test_a_run_of_a_short_spec_is_adopted(tmp_path: Path) -> None:
-    """A run of a short spec is adopted although its saved spec contains the net that was chosen for its env."""
+    """A study uses an existing run of a short spec, although the saved spec of the run also has a net, which the short spec lacks."""
     short = {"agent": {"algorithm": {"name": "ActorCritic"}}, "env": {"name": "CartPole-v1", "max_frame": 64}}
     file = tmp_path / "short.json"
     file.write_text(json.dumps({"short": short, "one": {"study": {"entries": [{"spec": "short"}], "random_seed": [3]}}}))

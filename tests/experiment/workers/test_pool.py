@@ -127,7 +127,7 @@ def test_in_turns_workers_wait_for_the_learner(make_pool: MakePool) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rollout", range(5))
 def test_the_rollouts_of_a_dead_worker_are_collected_again(rollout: int, make_pool: MakePool, caplog: Any) -> None:
-    """Whenever in a round a worker dies, or before it is ready: every round is complete and has no partly written rollout."""
+    """Whether a worker dies during a round or before it is ready, every round is complete and has no partly written rollout."""
     pool = make_pool(2, 12, deaths={(1, 0): rollout})
     for _ in range(3):
         dataset = pool.dataset()

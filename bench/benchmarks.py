@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.peers import PEERS, run_peers
-from bench.score_page import SECTIONS, markdown, tables_text, write_figures
+from bench.score_page import markdown, tables_text, write_figures
 from bench.studies import DOCS, ROOT, STUDIES, TABLES, results_of, study_of
 from slm_lab.experiment.files.paths import StudyPaths
 from slm_lab.experiment.plan import Plan, TrialFailed, UserError
@@ -81,16 +81,6 @@ FIGURES = {
     "simple_spread": {"simple_spread": "returns_vs_frames"},
     "behaviour_cloning": {},
     "demonstrations": {"demonstrations": "returns_vs_frames"},
-    "dm_control": {
-        "cartpole_balance": "returns_vs_frames_CartpoleBalance-v1",
-        "cartpole_swingup": "returns_vs_frames_CartpoleSwingup-v1",
-        "reacher_easy": "returns_vs_frames_ReacherEasy-v1",
-        "ball_in_cup_catch": "returns_vs_frames_BallInCupCatch-v1",
-        "finger_spin": "returns_vs_frames_FingerSpin-v1",
-        "walker_stand": "returns_vs_frames_WalkerStand-v1",
-        "walker_walk": "returns_vs_frames_WalkerWalk-v1",
-        "cheetah_run": "returns_vs_frames_CheetahRun-v1",
-    },
     "metaworld": {"metaworld": "returns_vs_frames"},
     "jumanji": {"snake": "returns_vs_frames_Jumanji_Snake-v1", "game2048": "returns_vs_frames_Jumanji_Game2048-v1"},
 }
@@ -227,8 +217,7 @@ def writers(name: str) -> list[Callable[[Study, Path], None]]:
     """Return the functions that write the pages of a study from its results."""
     if name == "benchmarks":
         return [write_scores]
-    in_table = any(name in section.studies for section in SECTIONS)
-    return [*([write_page] if name not in TABLES else []), *([write_tables] if in_table else [])]
+    return [write_tables if name in TABLES else write_page]
 
 
 def main() -> None:

@@ -49,8 +49,10 @@ class Section(NamedTuple):
     """A table of the page."""
 
     title: str
-    studies: Mapping[str, str]
-    """Study → source of the published scores in its file; "": none. If two studies have the same env, the run with more frames is used."""
+    study: str
+    """Name of the study whose results the table contains."""
+    source: str
+    """Source of the published scores in the file of the study; "" if there are none."""
     text: str
     reference: str = ""
     """Source of the published scores that are thresholds for the column of seconds and that count as 1 in the interquartile mean."""
@@ -59,43 +61,48 @@ class Section(NamedTuple):
 SECTIONS = (
     Section(
         "MuJoCo: PPO after 4 or 10 million frames",
-        {"mujoco": "SLM Lab v5"},
+        "mujoco",
+        "SLM Lab v5",
         "The published scores are from SLM Lab v5, with the same frames and the same spacing of table rows. SLM Lab v5 used separate "
         "settings for some environments; here, all environments share one spec.",
         "SLM Lab v5",
     ),
     Section(
         "MuJoCo: PPO after 1 million frames",
-        {"mujoco_1m": ""},
+        "mujoco_1m",
+        "",
         "The runs of other libraries train the PPO of CleanRL and of Stable-Baselines3, with the defaults of these libraries and the same "
         "seeds, environments and frames. The published scores are for older versions of the environments (v3, v4); those of Tianshou are "
         "the largest mean return during training.",
     ),
     Section(
         "DeepMind Control: PPO",
-        {"dm_control_5m": "SLM Lab (100 M frames)", "dm_control": "rl_games (32 M frames)"},
+        "dm_control_5m",
+        "SLM Lab (100 M frames)",
         "The environments are those of EnvPool. A return is the sum of rewards from 0 to 1 over the 1,000 steps of an episode. The "
         "published scores are from SLM Lab v5.3 after 100 million frames in MuJoCo Playground, and from single runs of rl_games after "
-        "about 32 million frames. Environments that are not trained with `ppo_dm_control` yet have the results of the older spec "
-        "`ppo_dm_control_kl`.",
+        "about 32 million frames.",
         "SLM Lab (100 M frames)",
     ),
     Section(
         "MuJoCo Playground: PPO",
-        {"playground": "SLM Lab (100 M frames)"},
+        "playground",
+        "SLM Lab (100 M frames)",
         "The environments are those of EnvPool, which use MuJoCo in C instead of MJX. The published scores are from SLM Lab v5.3 after "
         "100 million frames.",
         "SLM Lab (100 M frames)",
     ),
     Section(
         "MinAtar",
-        {"minatar": ""},
+        "minatar",
+        "",
         "The agents play version 0 of the games, in which all six actions are available, and the previous action is repeated with "
         "probability 0.1.",
     ),
     Section(
         "Off-policy algorithms after 100,000 frames of MuJoCo",
-        {"off_policy_100k": "SimbaV2's runs (v4)"},
+        "off_policy_100k",
+        "SimbaV2's runs (v4)",
         "The agents do one update per frame. An evaluation has 10 episodes with deterministic actions. The runs of other libraries train "
         "SAC and TD3 of Stable-Baselines3 and CrossQ of SBX, with the settings of RL Zoo and the same seeds. The published scores are "
         "results of the authors of SimbaV2 with version 4 of the environments and 10 seeds.",
@@ -103,13 +110,15 @@ SECTIONS = (
     ),
     Section(
         "Humanoid: asynchronous SAC",
-        {"async_sac_humanoid": ""},
+        "async_sac_humanoid",
+        "",
         "Two workers that train one net by Hogwild! are compared with SAC in one process with the same settings. Frames are counted "
         "over both workers. An evaluation has 10 episodes with deterministic actions.",
     ),
     Section(
         "Pong",
-        {"pong": ""},
+        "pong",
+        "",
         "A frame is a step of the agent, which consists of four frames of the game.",
     ),
 )
@@ -155,20 +164,6 @@ def scored(name: str) -> list[Scored]:
     return [Scored(name, study, row, of_key[row.env, row.entry], runs.get((row.env, row.entry)), reason) for row in rows]
 
 
-def contents(section: Section) -> list[Scored]:
-    """Return the agents and envs for which a section has results.
-
-    If several studies have the same agent in the same env, the result with most frames is returned, or, with equal numbers of frames, the
-    result of the study that the section names first.
-    """
-    best: dict[tuple[str, str], Scored] = {}
-    for agent in (agent for name in section.studies for agent in scored(name)):
-        key = agent.row.env, agent.row.entry
-        if key not in best or agent.frames > best[key].frames:
-            best[key] = agent
-    return list(best.values())
-
-
 @cache
 def published() -> list[dict[str, str]]:
     """Return the rows of published.csv."""
@@ -179,13 +174,12 @@ def published() -> list[dict[str, str]]:
 def sources(section: Section, agents: Sequence[Scored]) -> dict[str, dict[tuple[str, str], float]]:
     """Return source → (env, entry) → published score, for the envs and entries that have results."""
     columns: dict[str, dict[tuple[str, str], float]] = {}
-    first = next(iter(section.studies))
     for agent in agents:
         key = agent.row.env, agent.row.entry
         if agent.row.published is not None:
-            columns.setdefault(section.studies[agent.name], {})[key] = agent.row.published
+            columns.setdefault(section.source, {})[key] = agent.row.published
         for line in published():
-            if (line["section"], line["env"], line["entry"]) == (first, *key):
+            if (line["section"], line["env"], line["entry"]) == (section.study, *key):
                 columns.setdefault(line["source"], {})[key] = float(line["score"])
     return columns
 
@@ -212,8 +206,7 @@ def _seconds_title(section: Section) -> str:
 
 def _level(section: Section) -> str | None:
     """Return the return that counts as solved in a section; None if its study does not define one."""
-    name = next(iter(section.studies))
-    solve = study_of(name).spec.solve
+    solve = study_of(section.study).spec.solve
     return None if solve is None else format_number(solve)
 
 
@@ -327,14 +320,12 @@ def _command_of(agent: Scored) -> str:
 
 def section_text(section: Section) -> str:
     """Return the text of a section. The text of a section without results has one line."""
-    agents = contents(section)
-    names = " ".join(section.studies)
+    agents, name = scored(section.study), section.study
     if not agents:
-        first = next(iter(section.studies))
-        return f"## {section.title}\n\nThere are no results yet. To train the runs, use `make benchmarks NAME={first}`.\n"
+        return f"## {section.title}\n\nThere are no results yet. To train the runs, use `make benchmarks NAME={name}`.\n"
     parts = [f"## {section.title}", fill(section.text, 140), _left(section), table(section, agents), explained(section, agents)]
     parts += [over_envs(section, agents), processors([run for agent in agents for run in agent.results])]
-    parts += [f'To repeat all runs, use `make benchmarks NAME="{names}"`; to repeat a single run, use its command below.', *_blocks(agents)]
+    parts += [f"To repeat all runs, use `make benchmarks NAME={name}`; to repeat a single run, use its command below.", *_blocks(agents)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -363,10 +354,9 @@ def explained(section: Section, agents: Sequence[Scored]) -> str:
 
 def _left(section: Section) -> str:
     """Return sentences about the runs that have no result yet, including those of other libraries; "" if there are none."""
-    missing = sum(len(missing_runs(study_of(name), STUDIES[name].results)) for name in section.studies)
-    total = sum(len(study_of(name).runs) for name in section.studies)
-    peers = [run.file.is_file() for name in section.studies for run in peer_runs(study_of(name), STUDIES[name].results)]
-    sentences = [f"{missing} of {total} runs are not trained yet."] if missing else []
+    study, folder = study_of(section.study), STUDIES[section.study].results
+    missing, peers = len(missing_runs(study, folder)), [run.file.is_file() for run in peer_runs(study, folder)]
+    sentences = [f"{missing} of {len(study.runs)} runs are not trained yet."] if missing else []
     if not all(peers):
         sentences.append(f"{peers.count(False)} of {len(peers)} runs of other libraries are not trained yet.")
     return " ".join(sentences)
@@ -403,11 +393,9 @@ def tables_text() -> str:
 
 
 def write_figures(name: str) -> None:
-    """Write the figures of the sections to which a study belongs."""
-    renderer = PNGRenderer()
+    """Write the figures of a study."""
+    renderer, agents = PNGRenderer(), scored(name)
     FIGURES.mkdir(exist_ok=True)
-    for section in SECTIONS:
-        agents = contents(section) if name in section.studies else []
-        for anchor in dict.fromkeys(agent.anchor for agent in agents):
-            for file, figure in figures_of([agent for agent in agents if agent.anchor == anchor]).items():
-                (FIGURES / f"{file}.png").write_bytes(renderer.render(figure))
+    for anchor in dict.fromkeys(agent.anchor for agent in agents):
+        for file, figure in figures_of([agent for agent in agents if agent.anchor == anchor]).items():
+            (FIGURES / f"{file}.png").write_bytes(renderer.render(figure))

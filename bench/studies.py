@@ -28,7 +28,7 @@ TABLES = (
 """The studies of tables.json, in the order in which `make benchmarks` trains them."""
 LEARNING_CURVES = (
     "pqn_cartpole", "pqn_acrobot", "pqn_lunar", "rainbow_lunar", "continuous_control", "recurrent_sac", "hindsight", "fetch_reach",
-    "simple_spread", "behaviour_cloning", "demonstrations", "dm_control", "metaworld", "jumanji",
+    "simple_spread", "behaviour_cloning", "demonstrations", "metaworld", "jumanji",
 )  # fmt: skip
 """The studies of learning_curves.json."""
 STUDIES = {

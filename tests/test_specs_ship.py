@@ -42,7 +42,6 @@ PONG = ("sac_atari", "ppo_atari", "a2c_gae_atari", "a2c_nstep_atari", "dqn_atari
 MUJOCO = ("sac_mujoco", "crossq_mujoco", "async_sac_mujoco", "sac_simba_mujoco")
 SUITES = {
     "ppo_dm_control": "CheetahRun-v1",
-    "ppo_dm_control_kl": "CheetahRun-v1",
     "ppo_mujoco_playground": "MuJoCoPlayground/Go1JoystickFlatTerrain-v1",
     "ppo_mujoco_playground_kl": "MuJoCoPlayground/Go1JoystickFlatTerrain-v1",
     "ppo_metaworld": "MetaWorld/Reach-v3",

@@ -98,5 +98,4 @@ def test_each_study_of_the_documentation_is_known_with_its_pages() -> None:
     assert set(spec_names(folder / "tables.json")) == set(TABLES)
     assert set(spec_names(folder / "learning_curves.json")) == set(LEARNING_CURVES)
     assert [write.__name__ for write in writers("mujoco")] == ["write_tables"]
-    assert [write.__name__ for write in writers("dm_control")] == ["write_page", "write_tables"]
     assert [write.__name__ for write in writers("hindsight")] == ["write_page"]

@@ -14,10 +14,10 @@ from bench.peers import peer_runs
 from bench.score_page import (
     SECTIONS,
     command,
-    contents,
     explained,
     figures_of,
     over_envs,
+    scored,
     seconds_to,
     section_text,
     tables_text,
@@ -29,8 +29,7 @@ from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.load.study_file import settings_that_affect_results
 from tests.docs.results import write
 
-MUJOCO = next(section for section in SECTIONS if "mujoco" in section.studies)
-CONTROL = next(section for section in SECTIONS if "dm_control" in section.studies)
+MUJOCO = next(section for section in SECTIONS if section.study == "mujoco")
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def test_a_study_without_results_has_one_line(folder: Path) -> None:
     for section in SECTIONS:
         title, blank, line = section_text(section).rstrip("\n").split("\n")
         assert (title, blank) == (f"## {section.title}", "")
-        assert line == f"There are no results yet. To train the runs, use `make benchmarks NAME={next(iter(section.studies))}`."
+        assert line == f"There are no results yet. To train the runs, use `make benchmarks NAME={section.study}`."
     write_figures("mujoco")
     assert not list((folder / "figures").iterdir())
 
@@ -86,14 +85,14 @@ def test_the_row_of_an_agent_has_score_interval_published_score_and_seconds(fold
 
 def test_the_score_of_another_library_is_subtracted_from_that_of_slm_lab(folder: Path) -> None:
     """The mean of 1,900 and 2,100 minus 1,800 is +200; with one seed of the other library, the difference has no interval."""
-    section = next(one for one in SECTIONS if "mujoco_1m" in one.studies)
+    section = next(one for one in SECTIONS if one.study == "mujoco_1m")
     study = study_of("mujoco_1m")
     results(folder, "mujoco_1m", "Hopper-v5", *({**curve(value), "total_reward": [value]} for value in (1900.0, 2100.0)))
     assert "minus this library" not in section_text(section)
     peer = next(run for run in peer_runs(study, folder / "mujoco_1m") if run.beside.label == "CleanRL's PPO")
     own = next(run for run in study.runs if (run.env, run.random_seed) == (peer.env, peer.random_seed))
     write(peer.file.parent, replace(own, entry=peer.beside.label), {**curve(1800.0), "total_reward": [1800.0]}).rename(peer.file)
-    found = contents(section)
+    found = scored(section.study)
     lines = [line for line in section_text(section).splitlines() if line.startswith("|")]
     head, _, ours, theirs = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[:4])
     column = head.index("slm_lab minus this library")
@@ -105,7 +104,7 @@ def test_the_score_of_another_library_is_subtracted_from_that_of_slm_lab(folder:
 
 def test_seconds_are_infinite_if_most_seeds_stay_below(folder: Path) -> None:
     results(folder, "mujoco", "Hopper-v5", curve(1000, 1700), curve(1000, 1500), curve(900, 1100))
-    (one,) = contents(MUJOCO)
+    (one,) = scored("mujoco")
     assert seconds_to(one, 1653.74) == (float("inf"), None, None, False)
     assert cells(section_text(MUJOCO), "Hopper-v5")["SLM Lab v5"] == "1654 ≈"
 
@@ -116,7 +115,7 @@ def test_scores_over_envs_are_scaled_by_random_actions_and_the_published_score(f
     for env, published in (("Hopper-v5", 1653.74), ("Reacher-v5", -5.03)):
         zero, scale = random[env], published - random[env]
         results(folder, "mujoco", env, *(curve(zero + part * scale) for part in (0.1, 0.5, 1.0, 2.0)))
-    text = over_envs(MUJOCO, contents(MUJOCO))
+    text = over_envs(MUJOCO, scored("mujoco"))
     # 0.1 0.1 | 0.5 0.5 1.0 1.0 | 2.0 2.0
     assert "| PPO | 8 | 0.75 [" in text
     assert "each of the 2 envs are normalised linearly: 0 is the return of random actions and 1 is the score of SLM Lab v5." in text
@@ -124,28 +123,12 @@ def test_scores_over_envs_are_scaled_by_random_actions_and_the_published_score(f
 
 def test_there_is_no_mean_over_a_single_env(folder: Path) -> None:
     results(folder, "mujoco", "Hopper-v5", curve(1, 2), curve(2, 3))
-    assert over_envs(MUJOCO, contents(MUJOCO)) == ""
-
-
-def test_of_an_env_that_two_studies_have_the_run_with_more_frames_counts(folder: Path) -> None:
-    results(folder, "dm_control", "WalkerStand-v1", curve(100, 200))
-    results(folder, "dm_control", "FingerSpin-v1", curve(100, 300))
-    assert {(one.row.env, one.name, one.frames) for one in contents(CONTROL)} == {
-        ("WalkerStand-v1", "dm_control", 2_000_000),
-        ("FingerSpin-v1", "dm_control", 5_000_000),
-    }
-    results(folder, "dm_control_5m", "WalkerStand-v1", curve(400, 950))
-    results(folder, "dm_control_5m", "FingerSpin-v1", curve(400, 500))  # has the same number of frames as dm_control
-    found = {one.row.env: one for one in contents(CONTROL)}
-    assert (found["WalkerStand-v1"].name, found["WalkerStand-v1"].frames) == ("dm_control_5m", 5_000_000)
-    assert found["FingerSpin-v1"].name == "dm_control_5m"
-    row = cells(section_text(CONTROL), "WalkerStand-v1")
-    assert (row["SLM Lab (100 M frames)"], row["rl_games (32 M frames)"]) == ("948.4 ≥", "907 ≥")
+    assert over_envs(MUJOCO, scored("mujoco")) == ""
 
 
 def test_a_figure_has_the_published_score_as_a_line(folder: Path) -> None:
     results(folder, "mujoco", "Hopper-v5", curve(1000, 1700), curve(1000, 1900))
-    (figure,) = figures_of(contents(MUJOCO)).values()
+    (figure,) = figures_of(scored("mujoco")).values()
     level, mean = figure.first_panel.lines
     assert (level.name, level.curve.value[0], level.dashed) == ("published: 1654", 1653.74, True)
     assert mean.curve.value.tolist() == [1000, 1800]
@@ -186,20 +169,15 @@ def test_a_command_repeats_its_run(name: str) -> None:
 
 
 def test_a_section_names_known_studies_and_sources() -> None:
-    known = {source for section in SECTIONS for source in section.studies.values()}
-    known |= {line["source"] for line in score_page.published()}
-    for section in SECTIONS:
-        assert set(section.studies) <= set(STUDIES)
-        assert section.reference in known | {""}
-    firsts = {next(iter(section.studies)) for section in SECTIONS}
-    assert {line["section"] for line in score_page.published()} <= firsts
+    known = {section.source for section in SECTIONS} | {line["source"] for line in score_page.published()}
+    assert {section.reference for section in SECTIONS} <= known | {""}
+    assert sorted(section.study for section in SECTIONS) == sorted(TABLES)
+    assert {line["section"] for line in score_page.published()} <= set(TABLES)
 
 
 def test_published_scores_beside_a_study_are_of_its_envs() -> None:
     for line in score_page.published():
-        section = next(one for one in SECTIONS if line["section"] in one.studies)
-        envs = {run.env for name in section.studies for run in study_of(name).runs}
-        assert line["env"] in envs, line
+        assert line["env"] in {run.env for run in study_of(line["section"]).runs}, line
         float(line["score"])
 
 

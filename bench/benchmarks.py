@@ -50,7 +50,7 @@ CLASSIC = """## Classic control and Box2D
 
 The scores in this table are from the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json). Each `random_seed` is a run with four
 Sessions, and each Session counts as one seed. The published scores are from SLM Lab v5, with 4 seeds and the same frames, envs and spacing
-of table rows. Many specs have a [pretrained agent](commands.md#pretrained-agents), which was trained again with the best of these seeds;
+of table rows. For many specs, the package contains a [pretrained agent](commands.md#pretrained-agents) from one of the best of these seeds;
 for example, `slm-lab enjoy ppo_cartpole` plays the agent of `ppo_cartpole`.
 
 """
@@ -208,16 +208,16 @@ def write_page(study: Study, folder: Path) -> None:
 
 
 def write_tables(study: Study, folder: Path) -> None:
-    """Write docs/BENCHMARKS.md, and the figures of the section of a study whose results have changed."""
+    """Write docs/BENCHMARKS.md, and the figures of a study."""
     write_figures(study.name)
     write_scores(study_of("benchmarks"), STUDIES["benchmarks"].results)
 
 
-def writers(name: str) -> list[Callable[[Study, Path], None]]:
-    """Return the functions that write the pages of a study from its results."""
+def writer(name: str) -> Callable[[Study, Path], None]:
+    """Return the function that writes the pages of a study from its results."""
     if name == "benchmarks":
-        return [write_scores]
-    return [write_tables if name in TABLES else write_page]
+        return write_scores
+    return write_tables if name in TABLES else write_page
 
 
 def main() -> None:
@@ -242,8 +242,7 @@ def main() -> None:
                 if name in PEERS:
                     run_peers(name, arguments.set)
         finally:
-            for write in writers(name):
-                write(study, kept.results)
+            writer(name)(study, kept.results)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Train the pretrained agents that the package contains: `python -m bench.pretrained [SPEC …]`.
+"""Write the pretrained agents that the package contains: `python -m bench.pretrained [NAME …]`.
 
-Each entry of the study `benchmarks` with a published score has an agent, unless the agent has more than 150 kB or plays worse than the
-score. The agent is named after its spec and written to slm_lab/pretrained/. The run with the best seed of the table is trained again; with
-the same versions and processor as in the table, the training gives the same weights. The best checkpoint and the last weights of the best
-Session each play 100 episodes; the weights with the higher mean return are kept, together with this return. Existing agents are only
-replaced if their specs are given.
+There is an agent for each entry and env with a published score in the tables of the studies WITH_AGENTS, unless its weights are larger than
+150 kB or its mean return is lower than the score of slm_lab in the table. The agent is named after the spec of its run and written to
+slm_lab/pretrained/. It comes from the run with the best seed of the table, if the folder of this run is in data/STUDY; otherwise the run is
+trained again. With the same versions and processor as in the table, the training gives the same weights. The best checkpoint and the last
+weights of the best Session each play 100 episodes; the weights with the higher mean return are kept, together with this return. An existing
+agent is replaced only if its name is given.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from bench.studies import STUDIES, results_of, study_of
+from bench.studies import ROOT, STUDIES, results_of, study_of
 from slm_lab.experiment.deploy.card import model_card
 from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy
 from slm_lab.experiment.deploy.facts import policy_facts
@@ -26,12 +27,17 @@ from slm_lab.experiment.deploy.register import public_spec
 from slm_lab.experiment.files import tensor_file
 from slm_lab.experiment.files.find import CheckpointName, Training
 from slm_lab.experiment.files.named_model import CARD, PRETRAINED, SPEC, WEIGHTS, model_in
+from slm_lab.experiment.files.paths import RunPaths, StudyRunFolder
 from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.report.study_report import EntryResult, study_rows, study_settings
+from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.lib.files import replace_file
 from slm_lab.spec.models.study import StudyRun
 
+WITH_AGENTS = ("benchmarks", "mujoco")
+"""The studies whose tables have agents."""
 CHECKPOINTS: tuple[CheckpointName, ...] = ("best", "last")
 MAX_BYTES = 150_000
 """Maximum size of an agent's weights."""
@@ -41,36 +47,49 @@ LAST_ROWS = 20
 
 
 class Best(NamedTuple):
-    """The best seed of an entry of the study."""
+    """The best seed of an entry of a study in an env."""
 
     run: StudyRun
     session: int
+    folder: Path
+    """The folder of the run in its study. It does not exist if it was deleted or if the run was trained on another machine."""
     row: EntryResult
     """The row of the entry in the table."""
 
+    @property
+    def name(self) -> str:
+        """Name of the agent."""
+        return self.run.spec.name
 
-def best_seeds() -> Iterator[Best]:
-    """Yield the best seed of each entry with a published score."""
-    study = study_of("benchmarks")
-    results = results_of(study, STUDIES["benchmarks"].results)
-    for row in study_rows(study, study_settings(study, results)):
-        contents = [result.content for result in results if (result.content["entry"], result.content["env"]) == (row.entry, row.env)]
+
+def best_seeds() -> dict[str, Best]:
+    """Return name of the agent → best seed, for each entry and env with a published score."""
+    return {best.name: best for name in WITH_AGENTS for best in _best_seeds(name)}
+
+
+def _best_seeds(name: str) -> Iterator[Best]:
+    study = study_of(name)
+    settings = study_settings(study, results_of(study, STUDIES[name].results))
+    for row in study_rows(study, settings):
+        results = [run for run in settings[row.env, row.entry].runs if isinstance(run, ResultRun)]
         scores = {
-            (content["random_seed"], int(session)): fmean(table["total_reward"][-LAST_ROWS:])
-            for content in contents
-            for session, table in content["train"].items()
+            (index, int(session)): fmean(table["total_reward"][-LAST_ROWS:])
+            for index, result in enumerate(results)
+            for session, table in result.content["train"].items()
         }
         if row.published is not None and scores:
-            seed, session = max(scores, key=scores.__getitem__)
-            run = next(run for run in study.runs if (run.entry, run.env, run.random_seed) == (row.entry, row.env, seed))
-            yield Best(run, session, row)
+            index, session = max(scores, key=scores.__getitem__)
+            result = results[index]
+            same = (run for run in study.runs if (run.entry, run.env) == (row.entry, row.env))
+            run = next(run for run in same if run.random_seed == result.content["random_seed"])
+            yield Best(run, session, ROOT / "data" / name / "runs" / result.paths.root.stem, row)
 
 
 def write_agent(best: Best) -> str:
-    """Train the run of a seed and write its agent; return a line that describes the agent, or why it is not written."""
-    name = best.run.spec.name
+    """Write the agent of a seed; return a line that describes the agent, or why it is not written."""
+    name = best.name
     with tempfile.TemporaryDirectory() as folder:
-        training = Training(Trial(best.run.spec, data_dir=folder).run().paths)
+        training = Training(_kept_run(best) or Trial(best.run.spec, data_dir=folder).run().paths)
         played = {which: _returns(training, which, best.session) for which in CHECKPOINTS}
         which = max(CHECKPOINTS, key=lambda each: fmean(played[each]))
         agent = load_trained(training, which, best.session)
@@ -89,6 +108,12 @@ def write_agent(best: Best) -> str:
     return f"{name}: {described}"
 
 
+def _kept_run(best: Best) -> RunPaths | None:
+    """Return the paths of the run in the folder of the study; None if the folder does not exist or contains no finished run."""
+    folders = StudyRunFolder(best.folder).run_folders() if best.folder.is_dir() else []
+    return next((paths for paths in folders if Run(paths).status == "done"), None)
+
+
 def _returns(training: Training, which: CheckpointName, session: int) -> list[float]:
     """Play EPISODES episodes with a checkpoint, and return their returns."""
     options = EnjoyOptions(which=which, session=session, episodes=EPISODES)
@@ -102,12 +127,12 @@ def _mean(returns: Sequence[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.pretrained", description="Train the pretrained agents.")
-    parser.add_argument("specs", nargs="*", metavar="SPEC", help="names of specs (default: all specs without an agent)")
-    chosen = parser.parse_args().specs
-    best_of = {best.run.spec.name: best for best in best_seeds()}
+    parser = argparse.ArgumentParser(prog="python -m bench.pretrained", description="Write the pretrained agents.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="names of agents (default: all agents that do not exist)")
+    chosen = parser.parse_args().names
+    best_of = best_seeds()
     if wrong := sorted(set(chosen) - best_of.keys()):
-        parser.error(f"unknown spec {', '.join(wrong)}; expected some of {', '.join(best_of)}")
+        parser.error(f"unknown agent {', '.join(wrong)}; expected some of {', '.join(best_of)}")
     for name, best in best_of.items():
         if name in chosen or (not chosen and model_in(PRETRAINED / name) is None):
             sys.stdout.write(f"{write_agent(best)}\n")

@@ -51,18 +51,16 @@ class Section(NamedTuple):
     title: str
     study: str
     """Name of the study whose results the table contains."""
-    source: str
-    """Source of the published scores in the file of the study; "" if there are none."""
     text: str
-    reference: str = ""
-    """Source of the published scores that are thresholds for the column of seconds and that count as 1 in the interquartile mean."""
+    source: str = ""
+    """Source of the published scores in the file of the study; "" if there are none. These scores are thresholds for the column of seconds
+    and count as 1 in the interquartile mean."""
 
 
 SECTIONS = (
     Section(
         "MuJoCo: PPO after 4 or 10 million frames",
         "mujoco",
-        "SLM Lab v5",
         "The published scores are from SLM Lab v5, with the same frames and the same spacing of table rows. SLM Lab v5 used separate "
         "settings for some environments; here, all environments share one spec.",
         "SLM Lab v5",
@@ -70,7 +68,6 @@ SECTIONS = (
     Section(
         "MuJoCo: PPO after 1 million frames",
         "mujoco_1m",
-        "",
         "The runs of other libraries train the PPO of CleanRL and of Stable-Baselines3, with the defaults of these libraries and the same "
         "seeds, environments and frames. The published scores are for older versions of the environments (v3, v4); those of Tianshou are "
         "the largest mean return during training.",
@@ -78,7 +75,6 @@ SECTIONS = (
     Section(
         "DeepMind Control: PPO",
         "dm_control_5m",
-        "SLM Lab (100 M frames)",
         "The environments are those of EnvPool. A return is the sum of rewards from 0 to 1 over the 1,000 steps of an episode. The "
         "published scores are from SLM Lab v5.3 after 100 million frames in MuJoCo Playground, and from single runs of rl_games after "
         "about 32 million frames.",
@@ -87,7 +83,6 @@ SECTIONS = (
     Section(
         "MuJoCo Playground: PPO",
         "playground",
-        "SLM Lab (100 M frames)",
         "The environments are those of EnvPool, which use MuJoCo in C instead of MJX. The published scores are from SLM Lab v5.3 after "
         "100 million frames.",
         "SLM Lab (100 M frames)",
@@ -95,14 +90,12 @@ SECTIONS = (
     Section(
         "MinAtar",
         "minatar",
-        "",
         "The agents play version 0 of the games, in which all six actions are available, and the previous action is repeated with "
         "probability 0.1.",
     ),
     Section(
         "Off-policy algorithms after 100,000 frames of MuJoCo",
         "off_policy_100k",
-        "SimbaV2's runs (v4)",
         "The agents do one update per frame. An evaluation has 10 episodes with deterministic actions. The runs of other libraries train "
         "SAC and TD3 of Stable-Baselines3 and CrossQ of SBX, with the settings of RL Zoo and the same seeds. The published scores are "
         "results of the authors of SimbaV2 with version 4 of the environments and 10 seeds.",
@@ -111,14 +104,12 @@ SECTIONS = (
     Section(
         "Humanoid: asynchronous SAC",
         "async_sac_humanoid",
-        "",
         "Two workers that train one net by Hogwild! are compared with SAC in one process with the same settings. Frames are counted "
         "over both workers. An evaluation has 10 episodes with deterministic actions.",
     ),
     Section(
         "Pong",
         "pong",
-        "",
         "A frame is a step of the agent, which consists of four frames of the game.",
     ),
 )
@@ -201,7 +192,7 @@ def table(section: Section, agents: Sequence[Scored]) -> str:
 def _seconds_title(section: Section) -> str:
     if level := _level(section):
         return f"seconds to {level}"
-    return f"seconds to the score of {section.reference}" if section.reference else "seconds to solve"
+    return f"seconds to the score of {section.source}" if section.source else "seconds to solve"
 
 
 def _level(section: Section) -> str | None:
@@ -222,16 +213,16 @@ def _cells(section: Section, agent: Scored, agents: Sequence[Scored], columns: M
     for scores in columns.values():
         score = scores.get((row.env, row.entry))
         cells.append("" if score is None else f"{format_number(score)} {compare_with_published(row.score, score)}")
-    seconds = seconds_to(agent, reference(section, agent, columns))
+    seconds = seconds_to(agent, threshold(section, agent, columns))
     return [*cells, _advantage(agent, agents), "" if seconds is None else median_text(seconds)]
 
 
-def reference(section: Section, agent: Scored, columns: Mapping[str, Mapping[tuple[str, str], float]]) -> float | None:
+def threshold(section: Section, agent: Scored, columns: Mapping[str, Mapping[tuple[str, str], float]]) -> float | None:
     """Return the threshold for the column of seconds: the time until this return was reached is shown.
 
-    The threshold is the published score of the section's reference or, without such a score, the return that counts as solved.
+    The threshold is the published score of the section's source or, without such a score, the return that counts as solved.
     """
-    score = columns.get(section.reference, {}).get((agent.row.env, agent.row.entry))
+    score = columns.get(section.source, {}).get((agent.row.env, agent.row.entry))
     return agent.study.solve_score(agent.row.env) if score is None else score
 
 
@@ -259,7 +250,7 @@ def _advantage(agent: Scored, agents: Sequence[Scored]) -> str:
 
 def over_envs(section: Section, agents: Sequence[Scored]) -> str:
     """Return the interquartile means over all envs and a sentence about the scales; "" with fewer than two envs or without scales."""
-    columns = sources(section, agents).get(section.reference, {})
+    columns = sources(section, agents).get(section.source, {})
     ones = {env: max(score for (its, _), score in columns.items() if its == env) for env, _ in columns}
     together = [Setting(one.row.entry, one.setting.runs) for one in agents]
     if not together or (len({one.name for one in together}) == 1 and not all(one.row.env in ones for one in agents)):
@@ -273,7 +264,7 @@ def over_envs(section: Section, agents: Sequence[Scored]) -> str:
         for one in overall.overall
     ]
     scales = Counter((scale.zero_is, scale.one_is) for scale in overall.scales)
-    published = f"the score of {section.reference}"
+    published = f"the score of {section.source}"
     meanings = {(zero, published if one == PUBLISHED_SCORE else one): count for (zero, one), count in scales.items()}
     parts = [f"{f'in {count} of them, ' if len(meanings) > 1 else ''}0 is {zero} and 1 is {one}" for (zero, one), count in meanings.items()]
     return f"{markdown(lines)}\n\nThe scores in each of the {len(overall.scales)} envs are normalised linearly: {'; '.join(parts)}."
@@ -343,7 +334,7 @@ def explained(section: Section, agents: Sequence[Scored]) -> str:
             f'The column "{_ADVANTAGE}" has the score of the same algorithm in slm_lab minus the score of the other library, with Welch\'s '
             "95 % confidence interval."
         )
-    if section.reference or _level(section):
+    if section.source or _level(section):
         texts.append(
             f'The column "{_seconds_title(section)}" has the median over the seeds of the training time until this return was reached. The '
             "times were measured on the processors named below, on which other programs may have run at the same time. ∞ means that at "

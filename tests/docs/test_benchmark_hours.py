@@ -37,5 +37,5 @@ def test_a_shortened_spec_updates_from_the_start_and_does_not_evaluate() -> None
     assert sac.agent.training_start == 500
     assert (sac.meta.rigorous_eval, sac.meta.eval_episodes, sac.meta.max_session) == (0, 0, 1)
     ppo = shortened(load_spec("mujoco.json", "ppo_mujoco", ["env=Hopper-v5"]))
-    assert ppo.meta.log_frequency == 64 * 64
+    assert ppo.meta.log_frequency == 16 * 128
     assert ppo.agent == load_spec("mujoco.json", "ppo_mujoco", ["env=Hopper-v5"]).agent

@@ -25,7 +25,7 @@ from slm_lab.experiment.plan import Plan, UserError
 @cache
 def lowest_scores() -> dict[str, float | None]:
     """Return the lower end of the interval of each spec's score in docs/BENCHMARKS.md, by the spec's name."""
-    return {best.run.spec.name: best.row.score.low for best in best_seeds() if best.row.score is not None}
+    return {name: best.row.score.low for name, best in best_seeds().items() if best.row.score is not None}
 
 
 @pytest.fixture

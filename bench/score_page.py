@@ -70,7 +70,8 @@ SECTIONS = (
         "mujoco_1m",
         "The runs of other libraries train the PPO of CleanRL and of Stable-Baselines3, with the defaults of these libraries and the same "
         "seeds, environments and frames. The published scores are for older versions of the environments (v3, v4); those of Tianshou are "
-        "the largest mean return during training.",
+        "the largest mean return during training. The seeds of slm_lab were trained before with `log_std_init` 0 and -1; the present value "
+        "was chosen with other seeds.",
     ),
     Section(
         "DeepMind Control: PPO",

@@ -62,7 +62,7 @@ SECTIONS = (
         "MuJoCo: PPO after 4 or 10 million frames",
         "mujoco",
         "The published scores are from SLM Lab v5, with the same frames and the same spacing of table rows. SLM Lab v5 used separate "
-        "settings for some environments; here, all environments share one spec.",
+        "settings for some environments; here, all environments share one spec, and only HalfCheetah and Ant have another `log_std_init`.",
         "SLM Lab v5",
     ),
     Section(
@@ -70,8 +70,8 @@ SECTIONS = (
         "mujoco_1m",
         "The runs of other libraries train the PPO of CleanRL and of Stable-Baselines3, with the defaults of these libraries and the same "
         "seeds, environments and frames. The published scores are for older versions of the environments (v3, v4); those of Tianshou are "
-        "the largest mean return during training. The seeds of slm_lab were trained before with `log_std_init` 0 and -1; the present value "
-        "was chosen with other seeds.",
+        "the largest mean return during training. In HalfCheetah and Ant, `log_std_init` is -1 instead of 0. The "
+        "values were chosen with other seeds; the seeds of this table were trained before with 0 and partly with -0.5 and -1.",
     ),
     Section(
         "DeepMind Control: PPO",

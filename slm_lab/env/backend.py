@@ -105,6 +105,9 @@ class RawStep(NamedTuple):
     reset by the next step. The env's row of that next step is not a transition."""
     lives_N: np.ndarray | None = None
     """int64 [N]: remaining lives (Atari)."""
+    shortened_N: np.ndarray | None = None
+    """bool [N]: whether each env's episode was truncated early because of env.stagger_episodes; None if none was. The returns of these
+    episodes are not reported."""
 
 
 Outcome = tuple[Any, Any, Any, Any, Any]

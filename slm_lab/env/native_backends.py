@@ -222,8 +222,9 @@ class EnvPool(Backend):
         if self._cut is not None and 1 in done.tobytes():
             truncated = self._cut(state)
             terminated = done & ~truncated
-        out_of_time = elapsed >= self._limit_N
+        out_of_time, shortened = elapsed >= self._limit_N, None
         if self._limit_N is not self._usual_limit_N:
+            shortened = out_of_time & ~done & (self._limit_N < (self.max_steps or 0))
             self._limit_N[out_of_time | done] = self._limit
             if (self._limit_N == self._limit).all():
                 self._limit_N = self._usual_limit_N
@@ -234,7 +235,7 @@ class EnvPool(Backend):
         final = [(int(row), batch_row(obs, int(row))) for row in rows]
         if len(rows):
             obs = _replace_rows(obs, rows, self._reset_rows(rows.astype(np.int32)))
-        return RawStep(obs, reward, terminated, truncated | late, final, lives)
+        return RawStep(obs, reward, terminated, truncated | late, final, lives, shortened)
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
         infos = {key.removeprefix("info:"): values for key, values in zip(self._keys, self._state, strict=False) if key.startswith("info:")}

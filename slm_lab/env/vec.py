@@ -272,7 +272,7 @@ class Env:
             if 1 in raw.truncated_N.tobytes():
                 truncated_N = raw.truncated_N & valid_N & ~terminated_N
                 over_N = terminated_N | truncated_N
-            episodes = self._ended_episodes(over_N, truncated_N)
+            episodes = self._ended_episodes(over_N, truncated_N, raw.shortened_N)
             waiting_N = over_N  # the same array may be used several times, because nothing writes to the arrays of a VecStep
             if raw.final:
                 last_obs, reset_N = self._true_last_obs(raw.final, obs)
@@ -343,16 +343,16 @@ class Env:
         numbers = self.info.observation.packed_float_count
         return obs[:, : 4 * numbers].view(np.float32) if numbers else None
 
-    def _ended_episodes(self, over_N: np.ndarray, truncated_N: np.ndarray) -> list[Episode]:
-        """Return a list of the episodes that end in this step, and reset the returns and lengths of their rows. In Atari, an episode is a
-        complete game."""
-        rows = over_N.nonzero()[0]
+    def _ended_episodes(self, over_N: np.ndarray, truncated_N: np.ndarray, shortened_N: np.ndarray | None) -> list[Episode]:
+        """Return a list of the episodes that end in this step, without episodes that env.stagger_episodes shortened, and reset the returns
+        and lengths of the rows of all episodes that end. In Atari, an episode is a complete game."""
+        rows = (over_N if shortened_N is None else over_N & ~shortened_N).nonzero()[0]
         columns = (rows, self._return_N[rows], self._steps - self._begin_N[rows], truncated_N[rows])
         episodes = [
             Episode(row, total_reward, length, self._episode_info(row), truncated)
             for row, total_reward, length, truncated in zip(*(column.tolist() for column in columns), strict=True)
         ]
-        self._return_N[rows], self._begin_N[rows] = 0.0, self._steps
+        self._return_N[over_N], self._begin_N[over_N] = 0.0, self._steps
         return episodes
 
     def _episode_info(self, row: int) -> dict[str, float]:

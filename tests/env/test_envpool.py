@@ -311,10 +311,12 @@ def test_go1_s_observation_is_that_of_mujoco_playground() -> None:
 # ---- env.stagger_episodes
 
 
-def episode_lengths(env: Any, steps: int) -> tuple[list[list[int]], list[list[bool]]]:
-    """Step an env with action 0; return, for each env, the lengths of its episodes and whether each was truncated."""
+def episode_lengths(env: Any, steps: int) -> tuple[list[list[int]], list[list[bool]], list[list[int]]]:
+    """Step an env with action 0; return, for each env, the lengths of its episodes, whether each was truncated, and the lengths of the
+    episodes that the env reports."""
     lengths: list[list[int]] = [[] for _ in range(env.info.num_envs)]
     cut: list[list[bool]] = [[] for _ in range(env.info.num_envs)]
+    reported: list[list[int]] = [[] for _ in range(env.info.num_envs)]
     env.reset()
     counts = np.zeros(env.info.num_envs, int)
     for _ in range(steps):
@@ -324,7 +326,9 @@ def episode_lengths(env: Any, steps: int) -> tuple[list[list[int]], list[list[bo
             lengths[row].append(int(counts[row]))
             cut[row].append(bool(step.truncated_N[row]))
             counts[row] = 0
-    return lengths, cut
+        for episode in step.episodes:
+            reported[episode.env].append(episode.length)
+    return lengths, cut, reported
 
 
 @pytest.mark.parametrize(("name", "limit"), [("CheetahRun-v1", 40), ("Pendulum-v1", 200)])
@@ -332,11 +336,12 @@ def test_first_episodes_are_staggered(name: str, limit: int) -> None:
     keys = {"max_t": limit} if name == "CheetahRun-v1" else {}
     env = build(name, num_envs=4, backend="envpool", stagger_episodes=True, **keys)
     for _ in range(2):  # each reset of all envs staggers them again
-        lengths, cut = episode_lengths(env, 2 * limit + limit // 4)
+        lengths, cut, reported = episode_lengths(env, 2 * limit + limit // 4)
         first = [limit // 4, limit // 2, 3 * limit // 4, limit]
         assert [row[0] for row in lengths] == first
         assert [row[1:] for row in lengths] == [[limit, limit], [limit], [limit], [limit]]
         assert all(all(row) for row in cut)
+        assert reported == [[limit, limit], [limit], [limit], [limit, limit]]
     env.close()
 
 

@@ -55,7 +55,7 @@ for example, `slm-lab enjoy ppo_cartpole` plays the agent of `ppo_cartpole`.
 
 """
 TABLES_INTRO = """The following tables are from the studies in [`tables.json`](../slm_lab/spec/study/tables.json). Settings are chosen
-with seeds 100 to 999, never with the seeds whose scores are reported.
+with seeds 100 to 999; the text of a table names the settings that were changed because of reported seeds.
 
 """
 FIGURES = {

@@ -1,8 +1,8 @@
 """Write the pretrained agents that the package contains: `python -m bench.pretrained [NAME …]`.
 
-There is an agent for each entry and env with a published score in the tables of the studies WITH_AGENTS, unless its weights are larger than
-150 kB or its mean return is lower than the score of slm_lab in the table. The agent is named after the spec of its run and written to
-slm_lab/pretrained/. It comes from the run with the best seed of the table, if the folder of this run is in data/STUDY; otherwise the run is
+The studies WITH_AGENTS have an agent for each entry and env with a published score. It is not written if its weights are larger than 150 kB
+or if its mean return is lower than the score of slm_lab in the table. The agent is named after the spec of its run and written to
+slm_lab/pretrained/. It comes from the run with the best seed in the table, if the folder of this run is in data/STUDY; otherwise the run is
 trained again. With the same versions and processor as in the table, the training gives the same weights. The best checkpoint and the last
 weights of the best Session each play 100 episodes; the weights with the higher mean return are kept, together with this return. An existing
 agent is replaced only if its name is given.
@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ class Best(NamedTuple):
     run: StudyRun
     session: int
     folder: Path
-    """The folder of the run in its study. It does not exist if it was deleted or if the run was trained on another machine."""
+    """The folder of the run in its study. It is missing if it was deleted, or if the run was trained on another machine."""
     row: EntryResult
     """The row of the entry in the table."""
 
@@ -71,17 +72,15 @@ def _best_seeds(name: str) -> Iterator[Best]:
     study = study_of(name)
     settings = study_settings(study, results_of(study, STUDIES[name].results))
     for row in study_rows(study, settings):
-        results = [run for run in settings[row.env, row.entry].runs if isinstance(run, ResultRun)]
-        scores = {
-            (index, int(session)): fmean(table["total_reward"][-LAST_ROWS:])
-            for index, result in enumerate(results)
+        candidates = [
+            (fmean(table["total_reward"][-LAST_ROWS:]), int(session), result)
+            for result in settings[row.env, row.entry].runs
+            if isinstance(result, ResultRun)
             for session, table in result.content["train"].items()
-        }
-        if row.published is not None and scores:
-            index, session = max(scores, key=scores.__getitem__)
-            result = results[index]
-            same = (run for run in study.runs if (run.entry, run.env) == (row.entry, row.env))
-            run = next(run for run in same if run.random_seed == result.content["random_seed"])
+        ]
+        if row.published is not None and candidates:
+            _, session, result = max(candidates, key=itemgetter(0))
+            run = next(run for run in study.runs if (run.entry, run.env, run.random_seed) == (row.entry, row.env, result.random_seed))
             yield Best(run, session, ROOT / "data" / name / "runs" / result.paths.root.stem, row)
 
 

@@ -53,8 +53,8 @@ class Section(NamedTuple):
     """Name of the study whose results the table contains."""
     text: str
     source: str = ""
-    """Source of the published scores in the file of the study; "" if there are none. These scores are thresholds for the column of seconds
-    and count as 1 in the interquartile mean."""
+    """Where the published scores in the file of the study are from; "" if there are none. The column of seconds shows the time until such a
+    score is reached, and the interquartile mean is normalised so that such a score is 1."""
 
 
 SECTIONS = (
@@ -70,15 +70,17 @@ SECTIONS = (
         "mujoco_1m",
         "The runs of other libraries train the PPO of CleanRL and of Stable-Baselines3, with the defaults of these libraries and the same "
         "seeds, environments and frames. The published scores are for older versions of the environments (v3, v4); those of Tianshou are "
-        "the largest mean return during training. In HalfCheetah and Ant, `log_std_init` is -1 instead of 0. The "
-        "values were chosen with other seeds; the seeds of this table were trained before with 0 and partly with -0.5 and -1.",
+        "the largest mean return during training. In HalfCheetah and Ant, `log_std_init` is -1; in Hopper and Walker2d, it is 0. The seeds "
+        "of this table were trained before with 0 and partly with -0.5 and -1, and low returns with -1 in Hopper and Walker2d are the "
+        "reason for separate values.",
     ),
     Section(
         "DeepMind Control: PPO",
         "dm_control_5m",
         "The environments are those of EnvPool. A return is the sum of rewards from 0 to 1 over the 1,000 steps of an episode. The "
         "published scores are from SLM Lab v5.3 after 100 million frames in MuJoCo Playground, and from single runs of rl_games after "
-        "about 32 million frames.",
+        "about 32 million frames. Low returns of the reported seeds in CartpoleBalance and CartpoleSwingup were the reason for `target_kl` "
+        "and `stagger_episodes`; these runs were repeated.",
         "SLM Lab (100 M frames)",
     ),
     Section(
@@ -317,7 +319,7 @@ def section_text(section: Section) -> str:
         return f"## {section.title}\n\nThere are no results yet. To train the runs, use `make benchmarks NAME={name}`.\n"
     parts = [f"## {section.title}", fill(section.text, 140), _left(section), table(section, agents), explained(section, agents)]
     parts += [over_envs(section, agents), processors([run for agent in agents for run in agent.results])]
-    parts += [f"To repeat all runs, use `make benchmarks NAME={name}`; to repeat a single run, use its command below.", *_blocks(agents)]
+    parts += [f"`make benchmarks NAME={name}` trains the missing runs. To repeat a run, use its command below.", *_blocks(agents)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -51,8 +51,8 @@ class EnvSpec(SpecModel):
     """Whether the first training episode of each env is truncated early, so that the envs are at different points of an episode. The first
     episode of env i (counted from 0) is truncated after (i + 1) / num_envs of the time limit. This key is useful if all episodes have the
     same length, as in DeepMind Control. Otherwise, all envs are always at the same point of an episode, and a rollout that is shorter than
-    an episode contains only one part of the episode. Table rows contain no returns or lengths of the episodes that are
-    truncated early. Only the backend envpool supports this key, for envs with one agent and a time limit."""
+    an episode contains only one part of the episode. Table rows contain no returns or lengths of the episodes that are truncated early.
+    Only the backend envpool supports this key, for envs with one agent and a time limit."""
     max_frame: Positive
     """Number of frames of training. One vector step has num_envs frames. In BC and IQL, which do not step envs in training, a frame is a
     gradient step."""

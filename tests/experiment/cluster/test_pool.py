@@ -79,8 +79,9 @@ def test_in_turns_it_collects_what_workers_of_this_process_do(sampler_spec: Make
 
 
 def test_lag_is_measured_and_what_is_too_old_left_out(
-    executor: FakeExecutor, sampler_spec: MakeSpec, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    executor: FakeExecutor, sampler_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The speed of the workers determines how many transitions are masked, and whether a whole dataset is skipped."""
     learn, lags = Agent.learn, []
 
     def recorded(self: Agent, rollout: Rollout) -> Metrics:
@@ -91,13 +92,11 @@ def test_lag_is_measured_and_what_is_too_old_left_out(
     rows = Session(sampler_spec(async_rl=True), context=SessionContext(open_pool=pool.open_cluster_pool)).run().rows
     assert max(row["lag_max"] or 0.0 for row in rows) >= 8.0  # one update has 8 gradient steps
     assert max(lags) >= 8
-    assert "exceed" not in caplog.text
     lags.clear()
     rows = Session(sampler_spec(async_rl=True, max_policy_lag=7), context=SessionContext(open_pool=pool.open_cluster_pool)).run().rows
     assert rows[-1]["frame"] == 3000
     assert max(lags) <= 7, "what is learned from"
     assert all(row["lag_masked"] for row in rows if (row["lag_max"] or 0.0) > 7.0)
-    assert "all transitions of a dataset exceed meta.sampler.max_policy_lag (7 gradient steps)" in caplog.text
 
 
 def test_a_worker_whose_node_is_gone_is_replaced_and_not_counted(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing import current_process
@@ -181,8 +182,10 @@ class MessageLink:
     def receive_rollout(self, worker: int, slot: int, report: RolloutReport, *groups: Any) -> RolloutReport:
         """Use the received arrays as the slot's arrays without copying. Returns the report with `begin` and `end` as times of the clock
         of this process: `end` is the time of arrival."""
-        for group_slot, arrays in zip(self.arrays.slots[worker][slot], groups, strict=True):
-            group_slot.use_arrays(arrays)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # the learner only reads a received rollout
+            for group_slot, arrays in zip(self.arrays.slots[worker][slot], groups, strict=True):
+                group_slot.use_arrays(arrays)
         now = time.perf_counter()
         return report._replace(begin=now - (report.end - report.begin), end=now)
 

@@ -88,7 +88,7 @@ def write_agent(best: Best) -> str:
     """Write the agent of a seed; return a line that describes the agent, or why it is not written."""
     name = best.name
     with tempfile.TemporaryDirectory() as folder:
-        training = Training(_kept_run(best) or Trial(best.run.spec, data_dir=folder).run().paths)
+        training = Training(finished_run(best.folder) or Trial(best.run.spec, data_dir=folder).run().paths)
         played = {which: _returns(training, which, best.session) for which in CHECKPOINTS}
         which = max(CHECKPOINTS, key=lambda each: fmean(played[each]))
         agent = load_trained(training, which, best.session)
@@ -107,10 +107,10 @@ def write_agent(best: Best) -> str:
     return f"{name}: {described}"
 
 
-def _kept_run(best: Best) -> RunPaths | None:
-    """Return the paths of the run in the folder of the study; None if the folder does not exist or contains no finished run."""
-    folders = StudyRunFolder(best.folder).run_folders() if best.folder.is_dir() else []
-    return next((paths for paths in folders if Run(paths).status == "done"), None)
+def finished_run(folder: Path) -> RunPaths | None:
+    """Return the paths of the finished run in the folder of a run of a study; None if the folder does not exist or has no finished run."""
+    runs = StudyRunFolder(folder).run_folders() if folder.is_dir() else []
+    return next((paths for paths in runs if Run(paths).status == "done"), None)
 
 
 def _returns(training: Training, which: CheckpointName, session: int) -> list[float]:

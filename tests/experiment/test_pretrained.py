@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import slm_lab
-from bench.pretrained import MAX_BYTES, best_seeds
+from bench.pretrained import MAX_BYTES, best_seeds, finished_run
 from slm_lab.cli import main
 from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy
 from slm_lab.experiment.deploy.export import export_training
@@ -20,6 +21,8 @@ from slm_lab.experiment.files.find import find_training, find_weights
 from slm_lab.experiment.files.named_model import CARD, PRETRAINED, SPEC, WEIGHTS, find_model, pretrained_names
 from slm_lab.experiment.files.tensor_file import load_values
 from slm_lab.experiment.plan import Plan, UserError
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.spec.models.spec import Spec
 
 
 @cache
@@ -111,3 +114,15 @@ def test_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
         export_training(find_training("ppo_cartpole", None, tmp_path / "file"), "torch")
+
+
+@pytest.mark.usefixtures("no_baseline")
+def test_the_run_of_a_study_is_used_only_if_it_is_finished(tmp_path: Path, make_spec: Callable[..., Spec]) -> None:
+    assert finished_run(tmp_path / "missing") is None
+    paths = Trial(make_spec(), data_dir=tmp_path / "run").run().paths
+    assert finished_run(tmp_path / "run") == paths
+    stopped = shutil.copytree(paths.root, tmp_path / "run/a_stopped_run")  # an earlier start of the same run
+    (stopped / paths.trial_metrics(0).relative_to(paths.root)).unlink()
+    assert finished_run(tmp_path / "run") == paths
+    shutil.rmtree(paths.root)
+    assert finished_run(tmp_path / "run") is None

@@ -88,7 +88,11 @@ def write_agent(best: Best) -> str:
     """Write the agent of a seed; return a line that describes the agent, or why it is not written."""
     name = best.name
     with tempfile.TemporaryDirectory() as folder:
-        training = Training(finished_run(best.folder) or Trial(best.run.spec, data_dir=folder).run().paths)
+        run = finished_run(best.folder)
+        if run is None:
+            sys.stderr.write(f"{name}: {best.folder} has no finished run; the run is trained again\n")
+            run = Trial(best.run.spec, data_dir=folder).run().paths
+        training = Training(run)
         played = {which: _returns(training, which, best.session) for which in CHECKPOINTS}
         which = max(CHECKPOINTS, key=lambda each: fmean(played[each]))
         agent = load_trained(training, which, best.session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import shutil
 from collections.abc import Callable
@@ -126,3 +127,17 @@ def test_the_run_of_a_study_is_used_only_if_it_is_finished(tmp_path: Path, make_
     assert finished_run(tmp_path / "run") == paths
     shutil.rmtree(paths.root)
     assert finished_run(tmp_path / "run") is None
+
+
+def test_an_agent_is_used_without_the_package_of_its_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *package: None if name == "envpool" else find_spec(name, *package))
+    monkeypatch.chdir(tmp_path)
+    assert np.abs(slm_lab.load_agent("ppo_mujoco_hopper").act(np.zeros((1, 11)), deterministic=True)[0]).max() <= 1.0
+    assert main(["export", "ppo_mujoco_hopper", "--as", "mine"]) == 0
+    capsys.readouterr()
+    assert main(["enjoy", "ppo_mujoco_hopper", "--episodes", "1"]) == 2
+    assert "env.backend: needs the package envpool" in capsys.readouterr().err
+    assert main(["enjoy", "ppo_mujoco_hopper", "--episodes", "1", "-s", "env.backend=auto"]) == 0

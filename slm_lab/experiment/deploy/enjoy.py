@@ -198,7 +198,7 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> EnjoyResult:
     With parallel envs, the number of episodes per env is fixed in advance. If a window is shown or a video is recorded, a single env is
     used. Raises SpecError if the env section is invalid, and UserError if the options cannot be used.
     """
-    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
+    spec = load_spec(training.spec_file, training.spec_name, for_search=False, builds_env=False)
     env_spec = env_with_set_arguments(spec, training.spec_file, options.sets)
     if options.show == "screen" and not has_display():
         raise UserError("--render needs a display, and there is none here (DISPLAY is not set or cannot be opened); use --video")
@@ -317,7 +317,7 @@ def env_with_set_arguments(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSp
         if path[0] != "env" or not key or key[0] in _TRAINING_KEYS:
             allowed = "env.name, env.max_t, env.backend, env.wrappers, env.obs_keys, and arguments of the env's constructor (env.KEY)"
             raise UserError(f"--set {show_path(path)} has no effect: a policy plays as it was trained; allowed: {allowed}")
-    return load_spec(file, spec.name, sets, for_search=False).env if sets else spec.env
+    return load_spec(file, spec.name, sets, for_search=False).env
 
 
 def check_spaces(agents: Iterable[LoadedAgent], env: Env, spec: Spec, env_name: str, names: Collection[str] | None = None) -> None:

@@ -49,7 +49,7 @@ def policy_facts(training: Training, saved: Mapping[str, Any], checkpoint: Locat
 
     Args: saved: entries of the checkpoint.
     """
-    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
+    spec = load_spec(training.spec_file, training.spec_name, for_search=False, builds_env=False)
     name, body = read_saved_spec(training.spec_file)
     starts = body.get("meta", {}).get("run") or [{}]
     source = saved.get("source") or _checkpoint_text(training, checkpoint)

@@ -45,7 +45,7 @@ def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str,
 
     Raises SpecError if the env section is invalid, and UserError if the agent was not trained in a supported board game.
     """
-    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
+    spec = load_spec(training.spec_file, training.spec_name, for_search=False, builds_env=False)
     env_spec = env_with_set_arguments(spec, training.spec_file, options.sets)
     name = env_spec.name.rpartition(":")[2]
     if (game := BOARD_GAMES.get(name)) is None:

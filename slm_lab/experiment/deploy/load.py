@@ -144,7 +144,7 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
     readable = _readable_checkpoints(training, which, session, problems)
     if not readable:
         raise UserError(_problems_text(problems, training, session) or _no_checkpoint_message(training, which, session))
-    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
+    spec = load_spec(training.spec_file, training.spec_name, for_search=False, builds_env=False)
     for path, bundle in readable:
         try:
             agent = build_loaded_agent(spec, path, bundle, device, training.name)

@@ -178,7 +178,7 @@ def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
     except UserError as error:
         expected = f"expected {RANDOM}, {', '.join(scripted)}, package.module:Class, or a run or model"
         raise UserError(f"--against {name}: {expected}{nearest_hint(name, [RANDOM, *scripted])} ({error})") from None
-    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
+    spec = load_spec(training.spec_file, training.spec_name, for_search=False, builds_env=False)
     return Opponent(name, players=tuple(load_players(training, spec, device=device)))
 
 

@@ -39,6 +39,8 @@ class LoadOptions:
     """Folder of the spec file, or None if the spec is not in a file."""
     for_search: bool = True
     """Whether the spec is used for a hyperparameter search (see `load_spec`)."""
+    builds_env: bool = True
+    """Whether the env of the spec is built on this machine (see `load_spec`)."""
 
 
 def build(name: str, raw: dict[str, Any], options: LoadOptions, report: Report) -> Spec | None:
@@ -55,7 +57,7 @@ def build(name: str, raw: dict[str, Any], options: LoadOptions, report: Report) 
     if spec is None:
         return None
     found = report.empty_copy()
-    check_rules(spec, found, algorithm_known=("agent", "algorithm", "name") not in guessed)
+    check_rules(spec, found, algorithm_known=("agent", "algorithm", "name") not in guessed, builds_env=options.builds_env)
     if is_valid and not found.problems:
         check_updates(spec, found)
         note_differences(spec, found)

@@ -46,7 +46,7 @@ class LoadedSpecs:
     SLM Lab."""
 
 
-def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), for_search: bool = True) -> Spec:
+def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), for_search: bool = True, builds_env: bool = True) -> Spec:
     """Load the spec `name` of a spec file, with --set arguments applied.
 
     Args:
@@ -56,6 +56,8 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
         sets: --set arguments, such as "var=value" or "agent.algorithm.gamma=0.9".
         for_search: whether the spec is used for a hyperparameter search. If `for_search` is False, the search section is checked and then
             removed with a notice. Values in the search section that are invalid only because of --set arguments are not errors.
+        builds_env: whether the env of the spec is built on this machine. If `builds_env` is False, the packages that the env needs may be
+            missing. A trained policy can be loaded without these packages.
 
     Raises: SpecError with all problems of the spec. Notices on the spec are logged (see `lib.log.notice`).
     """
@@ -64,7 +66,7 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
         if len(entries) != 1:
             raise SpecError(source, [Problem("", f"the name is missing; expected one of {', '.join(entries)}")])
         (name,) = entries
-    loaded = load_with_notices(path, name, sets, for_search)
+    loaded = load_with_notices(path, name, sets, for_search, builds_env)
     if len(loaded.specs) > 1:
         names = ", ".join(spec.name for spec in loaded.specs)
         raise SpecError(source, [Problem(f"{name}.spec_params", f"expands to {len(loaded.specs)} specs; expected one of {names}")])
@@ -103,10 +105,12 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
     return {spec.name: body | ({"search": search} if search else {})}
 
 
-def load_with_notices(path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True) -> LoadedSpecs:
+def load_with_notices(
+    path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True, builds_env: bool = True
+) -> LoadedSpecs:
     """Load specs as `load_specs` does, but return the notices instead of logging the notices.
 
-    Args: for_search: whether the specs are used for a hyperparameter search (see `load_spec`).
+    Args: for_search, builds_env: see `load_spec`.
     """
     arguments = parse_set_arguments(sets)
     repeated: dict[str, list[str]] = {}
@@ -114,11 +118,12 @@ def load_with_notices(path: Source, name: str | None, sets: Sequence[str] = (), 
     keys = [key for key in entries if not is_study(entries[key])] if name is None else [_find_entry_key(name, entries, arguments, source)]
     loaded, used = LoadedSpecs(), set[str]()
     folder = None if isinstance(path, Mapping) else Path(source).parent
+    options = LoadOptions(arguments.overrides, folder, for_search, builds_env)
     rule = "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
     problems = [Problem(key, rule) for key in keys if not _NAME.fullmatch(key)]
     for key in keys:
         prefix = f"{key}." if name is None else ""
-        for made, spec, report in _load_entry(key, entries[key], arguments, used, folder, for_search):
+        for made, spec, report in _load_entry(key, entries[key], arguments, used, options):
             if name not in (None, key, made):
                 continue  # another expansion of spec_params than the requested one
             problems += [replace(p, path=f"{prefix}{p.path}".rstrip(".")) for p in report.problems]
@@ -181,7 +186,7 @@ def _name_suffix(variables: dict[str, Any]) -> str:
 
 
 def _load_entry(
-    key: str, raw: Any, arguments: SetArguments, used: set[str], folder: Path | None, for_search: bool
+    key: str, raw: Any, arguments: SetArguments, used: set[str], options: LoadOptions
 ) -> Iterator[tuple[str, Spec | None, Report]]:
     """Yield a tuple (name, spec, report) for each spec to which an entry of a spec file expands (see `load_specs`).
 
@@ -206,7 +211,7 @@ def _load_entry(
         used |= found.keys() | (set(params) if isinstance(params, dict) else set())
         named = {"env": arguments.variables["env"]} if "env" in arguments.variables and "env" in found else {}
         name = key + _name_suffix(named | combo)
-        yield name, build(name, filled, LoadOptions(arguments.overrides, folder, for_search), one), one
+        yield name, build(name, filled, options, one), one
 
 
 def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: Iterable[Any]) -> str:

@@ -21,6 +21,7 @@ from slm_lab.spec.models.algorithm import (
     VTraceSpec,
 )
 from slm_lab.spec.models.base import LinearDecay, NoDecay, PeriodicDecay, RateDecay, SpecModel, is_extension
+from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import (
     MEMORIES,
     SEQUENCE_MEMORIES,
@@ -44,11 +45,12 @@ from slm_lab.spec.rules.sampler_rules import check_sampler
 from slm_lab.spec.rules.torch_check import check_torch_names
 
 
-def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> None:
+def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True, builds_env: bool = True) -> None:
     """Add a problem to `report` for each contradiction between keys of a spec. Each key must be valid on its own.
 
-    Args: algorithm_known: whether the name of the algorithm is valid. If the name was guessed, rules that depend on the algorithm are
-    skipped.
+    Args:
+        algorithm_known: whether the name of the algorithm is valid. If the name was guessed, the rules of its algorithm are skipped.
+        builds_env: whether the env is built on this machine. If False, it is not checked whether this is possible.
     """
     if algorithm_known:
         _check_algorithm(spec, report)
@@ -59,6 +61,8 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
         check_net_in_agent(spec.agent, net, ("agent", key), report)
     _check_memory(spec.agent, report, algorithm_known=algorithm_known)
     _check_env(spec, report)
+    if builds_env:
+        _check_packages(spec.env, report)
     _check_goals(spec, report)
     if algorithm_known:
         _check_demonstrations(spec, report)
@@ -356,20 +360,26 @@ def _check_env(spec: Spec, report: Report) -> None:
         with_critic = ", ".join(name for name, model in ALGORITHMS.items() if model.has_critic)
         report.add_problem(("env", "critic_keys"), f"{algorithm.name} has no critic that reads these entries; allowed: {with_critic}")
     env = spec.env
-    if not is_extension(env.backend) and (message := env_ids.unavailable_reason(env.name)):  # a user's backend checks its own env ids
-        report.add_problem(("env", "name"), message)
     if env.backend == "ale" and not env.name.startswith("ALE/"):
         report.add_problem(("env", "backend"), f"'ale' supports ALE/… envs only, not {env.name}")
-    if env.backend == "envpool" and importlib.util.find_spec("envpool") is None:
-        report.add_problem(("env", "backend"), "needs the package envpool: pip install 'slm-lab[envpool]'")
-    if is_extension(env.backend) and (message := env_ids.missing_package_reason(env.backend)):
-        report.add_problem(("env", "backend"), message)
     if isinstance(env.clip_reward, list) and env.clip_reward[0] >= env.clip_reward[1]:
         report.add_problem(("env", "clip_reward"), f"must be [lo, hi] with lo below hi, not {format_json(env.clip_reward)}")
     for key in env.kwargs:
         other = OTHER_NAMES.get(key, "")
         if hint := f"; slm_lab calls it {other}" if other else nearest_hint(key, SECTION_KEYS[("env",)], cutoff=0.85):
             report.note(("env", key), f"is not a key of env, so it is passed to the env's constructor{hint}")
+
+
+def _check_packages(env: EnvSpec, report: Report) -> None:
+    """Add a problem if the env or its backend is not available on this machine."""
+    name_problem = None if is_extension(env.backend) else env_ids.unavailable_reason(env.name)  # a user's backend checks its own env ids
+    if name_problem is not None:
+        report.add_problem(("env", "name"), name_problem)
+    if env.backend == "envpool" and importlib.util.find_spec("envpool") is None:
+        other = "" if name_problem is not None else "; or choose 'auto', which uses another backend"
+        report.add_problem(("env", "backend"), f"needs the package envpool: pip install 'slm-lab[envpool]'{other}")
+    if is_extension(env.backend) and (message := env_ids.missing_package_reason(env.backend)):
+        report.add_problem(("env", "backend"), message)
 
 
 def _check_goals(spec: Spec, report: Report) -> None:

@@ -135,9 +135,12 @@ def test_an_agent_is_used_without_the_package_of_its_backend(
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *package: None if name == "envpool" else find_spec(name, *package))
     monkeypatch.chdir(tmp_path)
+    pytest.importorskip("mujoco")
     assert np.abs(slm_lab.load_agent("ppo_mujoco_hopper").act(np.zeros((1, 11)), deterministic=True)[0]).max() <= 1.0
     assert main(["export", "ppo_mujoco_hopper", "--as", "mine"]) == 0
     capsys.readouterr()
+    assert main(["models"]) == 0
+    assert "needs the package" not in capsys.readouterr().out
     assert main(["enjoy", "ppo_mujoco_hopper", "--episodes", "1"]) == 2
     assert "env.backend: needs the package envpool" in capsys.readouterr().err
     assert main(["enjoy", "ppo_mujoco_hopper", "--episodes", "1", "-s", "env.backend=auto"]) == 0

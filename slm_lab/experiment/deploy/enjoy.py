@@ -308,7 +308,8 @@ def _game_results(
 def env_with_set_arguments(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSpec:
     """Return the section env of a spec with `--set` arguments applied.
 
-    Raises UserError if an argument changes a key that is not used to build the env.
+    Raises UserError if an argument changes a key that is not used to build the env, and SpecError if an argument is invalid or a package
+    that the env needs is missing.
     """
     for name in parse_set_arguments(sets).variables:
         raise UserError(f"--set {name}=… has no effect: the saved spec has no variables; expected env.KEY=VALUE")
@@ -317,7 +318,7 @@ def env_with_set_arguments(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSp
         if path[0] != "env" or not key or key[0] in _TRAINING_KEYS:
             allowed = "env.name, env.max_t, env.backend, env.wrappers, env.obs_keys, and arguments of the env's constructor (env.KEY)"
             raise UserError(f"--set {show_path(path)} has no effect: a policy plays as it was trained; allowed: {allowed}")
-    return load_spec(file, spec.name, sets, for_search=False).env
+    return load_spec(file, spec.name, sets, for_search=False).env  # `spec` may have been loaded without a check of packages
 
 
 def check_spaces(agents: Iterable[LoadedAgent], env: Env, spec: Spec, env_name: str, names: Collection[str] | None = None) -> None:

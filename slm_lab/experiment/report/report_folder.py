@@ -76,7 +76,7 @@ def write_folder_report(where: str, data_dir: Path, choice: TrainingChoice) -> P
         return write_trial_report(find_training(where, None, data_dir, choice).paths)  # find_training checks `choice`
     if paths.search_state.is_file() and choice.trial is None:
         state = SearchState.load(paths.search_state)
-        return write_search_report(paths, load_spec(paths.spec, paths.spec_name), state)
+        return write_search_report(paths, load_spec(paths.spec, paths.spec_name, builds_env=False), state)
     return _write_trial(paths, choice.trial)
 
 

@@ -23,7 +23,7 @@ def summary(paths: RunPaths, trial: int = 0, table: int = 0) -> dict[str, float]
     are omitted for a session of meta.distributed, and if the random baseline of the env has not been measured yet. Raises SpecError or
     UserError if the saved spec cannot be read.
     """
-    spec = load_spec(paths.trial_spec(trial), paths.spec_name, for_search=False)
+    spec = load_spec(paths.trial_spec(trial), paths.spec_name, for_search=False, builds_env=False)
     mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
     train, evaluation = (_rows(paths.session_df(table, table_mode, trial)) for table_mode in _MODES)
     rows = evaluation if mode == "eval" else train

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def build(name: str, raw: dict[str, Any], options: LoadOptions, report: Report) 
     if is_valid and not found.problems:
         check_updates(spec, found)
         note_differences(spec, found)
-    spec, searched = _check_search(spec, body, report, found, is_valid)
+    spec, searched = _check_search(spec, body, options, report, found, is_valid)
     if not options.for_search and spec.search is not None:
         by_sets = is_valid and bool(searched.problems) and _is_valid_without_sets(name, raw, options)
         found.note(("search",), _left_out_note(searched.problems if by_sets else []))
@@ -108,7 +108,9 @@ def _apply_set_arguments(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], 
     return raw
 
 
-def _check_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report, is_valid: bool) -> tuple[Spec, Report]:
+def _check_search(
+    spec: Spec, raw: dict[str, Any], options: LoadOptions, report: Report, found: Report, is_valid: bool
+) -> tuple[Spec, Report]:
     """Check the search section of a spec, and return the spec and a report with the problems of the search section.
 
     Notes on the search section are added to the report `found`. If the spec was written for SLM Lab, keys and values that cannot be
@@ -116,7 +118,7 @@ def _check_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report
 
     Args: is_valid: whether the user's spec is valid. If `is_valid` is False, `spec` contains only the valid keys of the user's spec.
     """
-    searched, problems_of = report.empty_copy(), partial(_find_problems, spec.name)
+    searched, problems_of = report.empty_copy(), partial(_find_problems, spec.name, options=LoadOptions(builds_env=options.builds_env))
     check_search(raw, searched, problems_of if is_valid else None)
     if searched.problems and is_valid and report.for_slm_lab:
         drop_unusable_values(raw, searched.problems, found)
@@ -145,13 +147,13 @@ def _is_valid_without_sets(name: str, raw: dict[str, Any], options: LoadOptions)
 
     The check uses the values that --set arguments give to variables (`${var}`), because `raw` already contains these values.
     """
-    problems = _find_problems(name, raw, options.folder) if options.overrides else []
+    problems = _find_problems(name, raw, replace(options, overrides={})) if options.overrides else []
     return bool(options.overrides) and not any(problem.path.split(".")[0] == "search" for problem in problems)
 
 
-def _find_problems(name: str, raw: dict[str, Any], folder: Path | None = None) -> list[Problem]:
-    """Return the problems that `build` finds in a raw spec without --set arguments."""
-    build(name, raw, LoadOptions(folder=folder), report := Report())
+def _find_problems(name: str, raw: dict[str, Any], options: LoadOptions) -> list[Problem]:
+    """Return the problems that `build` finds in a raw spec."""
+    build(name, raw, replace(options, for_search=True), report := Report())
     return report.problems
 
 

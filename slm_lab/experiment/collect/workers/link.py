@@ -144,6 +144,7 @@ class MessageLink:
         return MessageEndpoint()
 
     def set_learner_arrays(self, arrays: WorkerArrays) -> None:
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # received rollouts are only read
         self.arrays = arrays
 
     def connect(self, task: Task) -> None:
@@ -182,10 +183,8 @@ class MessageLink:
     def receive_rollout(self, worker: int, slot: int, report: RolloutReport, *groups: Any) -> RolloutReport:
         """Use the received arrays as the slot's arrays without copying. Returns the report with `begin` and `end` as times of the clock
         of this process: `end` is the time of arrival."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # the learner only reads a received rollout
-            for group_slot, arrays in zip(self.arrays.slots[worker][slot], groups, strict=True):
-                group_slot.use_arrays(arrays)
+        for group_slot, arrays in zip(self.arrays.slots[worker][slot], groups, strict=True):
+            group_slot.use_arrays(arrays)
         now = time.perf_counter()
         return report._replace(begin=now - (report.end - report.begin), end=now)
 

@@ -53,9 +53,9 @@ Sessions, and each Session counts as one seed. The published scores are from SLM
 of table rows. For many specs, the package contains a [pretrained agent](commands.md#pretrained-agents) from one of the best of these seeds;
 for example, `slm-lab enjoy ppo_cartpole` plays the agent of `ppo_cartpole`.
 
-Settings are chosen with seeds 100 to 999. The settings of `reinforce_cartpole` and `sac_acrobot` were changed after older settings had
-given low scores with some seeds of this table: in CartPole, single seeds of REINFORCE lost a return of 500 again; in Acrobot, one of 16
-seeds of SAC without prioritised replay never reached the goal.
+Settings are chosen with seeds 100 to 999. The settings of `reinforce_cartpole` and `sac_acrobot` were changed because some
+seeds of this table had low scores: some runs of REINFORCE reached a return of 500 in CartPole but did not keep it, and one of 16 seeds of
+SAC without prioritised replay never reached the goal of Acrobot.
 
 """
 TABLES_INTRO = """The following tables are from the studies in [`tables.json`](../slm_lab/spec/study/tables.json). Settings are chosen

@@ -1,7 +1,7 @@
 """Write the pretrained agents that the package contains: `python -m bench.pretrained [NAME …]`.
 
-The studies WITH_AGENTS have an agent for each entry and env with a published score. It is not written if its weights are larger than 150 kB
-or if its mean return is lower than the score of slm_lab in the table. The agent is named after the spec of its run and written to
+One agent is written for each entry and env with a published score in the studies WITH_AGENTS, except agents whose weights are larger than
+150 kB or whose mean return is lower than the score of slm_lab in the table. An agent is named after the spec of its run and written to
 slm_lab/pretrained/. It comes from the run with the best seed in the table, if the folder of this run is in data/STUDY; otherwise the run is
 trained again. With the same versions and processor as in the table, the training gives the same weights. The best checkpoint and the last
 weights of the best Session each play 100 episodes; the weights with the higher mean return are kept, together with this return. An existing
@@ -112,7 +112,10 @@ def write_agent(best: Best) -> str:
 
 
 def finished_run(folder: Path) -> RunPaths | None:
-    """Return the paths of the finished run in the folder of a run of a study; None if the folder does not exist or has no finished run."""
+    """Return the paths of the finished run in `folder`, or None if there is no finished run or no such folder.
+
+    Args: folder: folder of one run of a study.
+    """
     runs = StudyRunFolder(folder).run_folders() if folder.is_dir() else []
     return next((paths for paths in runs if Run(paths).status == "done"), None)
 

@@ -53,8 +53,8 @@ class Section(NamedTuple):
     """Name of the study whose results the table contains."""
     text: str
     source: str = ""
-    """Where the published scores in the file of the study are from; "" if there are none. The column of seconds shows the time until such a
-    score is reached, and the interquartile mean is normalised so that such a score is 1."""
+    """Source of the published scores in the study, or "" if the study has none. The column of seconds contains the training time until the
+    published score is reached. In the interquartile mean, scores are normalised so that the published score is 1."""
 
 
 SECTIONS = (
@@ -70,17 +70,17 @@ SECTIONS = (
         "mujoco_1m",
         "The runs of other libraries train the PPO of CleanRL and of Stable-Baselines3, with the defaults of these libraries and the same "
         "seeds, environments and frames. The published scores are for older versions of the environments (v3, v4); those of Tianshou are "
-        "the largest mean return during training. In HalfCheetah and Ant, `log_std_init` is -1; in Hopper and Walker2d, it is 0. The seeds "
-        "of this table were trained before with 0 and partly with -0.5 and -1, and low returns with -1 in Hopper and Walker2d are the "
-        "reason for separate values.",
+        "the largest mean return during training. The value of `log_std_init` is -1 in HalfCheetah and Ant, and 0 in Hopper and Walker2d. "
+        "The seeds of this table had been trained before with 0, and some of them also with -0.5 and -1. Separate values are used because "
+        "returns in Hopper and Walker2d were low with -1.",
     ),
     Section(
         "DeepMind Control: PPO",
         "dm_control_5m",
         "The environments are those of EnvPool. A return is the sum of rewards from 0 to 1 over the 1,000 steps of an episode. The "
         "published scores are from SLM Lab v5.3 after 100 million frames in MuJoCo Playground, and from single runs of rl_games after "
-        "about 32 million frames. Low returns of the reported seeds in CartpoleBalance and CartpoleSwingup were the reason for `target_kl` "
-        "and `stagger_episodes`; these runs were repeated.",
+        "about 32 million frames. The keys `target_kl` and `stagger_episodes` were added to the spec because reported seeds had low "
+        "returns in CartpoleBalance and CartpoleSwingup. The runs in these two environments were then repeated.",
         "SLM Lab (100 M frames)",
     ),
     Section(

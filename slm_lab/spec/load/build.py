@@ -40,7 +40,7 @@ class LoadOptions:
     for_search: bool = True
     """Whether the spec is used for a hyperparameter search (see `load_spec`)."""
     builds_env: bool = True
-    """Whether the env of the spec is built on this machine (see `load_spec`)."""
+    """Whether the env of the spec will be created (see `load_spec`)."""
 
 
 def build(name: str, raw: dict[str, Any], options: LoadOptions, report: Report) -> Spec | None:
@@ -152,7 +152,7 @@ def _is_valid_without_sets(name: str, raw: dict[str, Any], options: LoadOptions)
 
 
 def _find_problems(name: str, raw: dict[str, Any], options: LoadOptions) -> list[Problem]:
-    """Return the problems that `build` finds in a raw spec."""
+    """Return the problems of a raw spec."""
     build(name, raw, replace(options, for_search=True), report := Report())
     return report.problems
 

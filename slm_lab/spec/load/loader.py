@@ -56,8 +56,8 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
         sets: --set arguments, such as "var=value" or "agent.algorithm.gamma=0.9".
         for_search: whether the spec is used for a hyperparameter search. If `for_search` is False, the search section is checked and then
             removed with a notice. Values in the search section that are invalid only because of --set arguments are not errors.
-        builds_env: whether the env of the spec is built on this machine. If `builds_env` is False, it is not checked whether the id of the
-            env is known and the packages that the env needs are installed. A trained policy can be loaded without these packages.
+        builds_env: whether the env of the spec will be created. If False, an unknown env id and missing packages of the env are not
+            problems. A trained policy, for example, can be loaded on a machine without its env.
 
     Raises: SpecError with all problems of the spec. Notices on the spec are logged (see `lib.log.notice`).
     """

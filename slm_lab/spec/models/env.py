@@ -52,7 +52,7 @@ class EnvSpec(SpecModel):
     episode of env i (counted from 0) is truncated after (i + 1) / num_envs of the time limit. This key is useful if all episodes have the
     same length, as in DeepMind Control. Otherwise, all envs are always at the same point of an episode, and a rollout that is shorter than
     an episode contains only one part of the episode. Table rows contain no returns or lengths of the episodes that are truncated early.
-    Only the backend envpool supports this key, for envs with one agent and a time limit."""
+    This key requires the backend envpool and an env with one agent and a time limit."""
     max_frame: Positive
     """Number of frames of training. One vector step has num_envs frames. In BC and IQL, which do not step envs in training, a frame is a
     gradient step."""

@@ -50,7 +50,7 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True, bui
 
     Args:
         algorithm_known: whether the name of the algorithm is valid. If the name was guessed, the rules of its algorithm are skipped.
-        builds_env: whether the env is built on this machine. If False, it is not checked whether this is possible.
+        builds_env: whether the env will be created. If False, the id and the packages of the env are not checked.
     """
     if algorithm_known:
         _check_algorithm(spec, report)
@@ -371,7 +371,7 @@ def _check_env(spec: Spec, report: Report) -> None:
 
 
 def _check_packages(env: EnvSpec, report: Report) -> None:
-    """Add a problem if the env or its backend is not available on this machine."""
+    """Add a problem if the id of the env is unknown, or if a package that the env or its backend needs is not installed."""
     name_problem = None if is_extension(env.backend) else env_ids.unavailable_reason(env.name)  # a user's backend checks its own env ids
     if name_problem is not None:
         report.add_problem(("env", "name"), name_problem)

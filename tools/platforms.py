@@ -59,7 +59,8 @@ def modules_of(used: Mapping[str, set[str]]) -> dict[str, set[str]]:
     return modules
 
 
-def uses(folder: Path) -> dict[str, set[str]]:
+@cache
+def uses(folder: Path) -> Mapping[str, set[str]]:
     """Return {symbol that some systems lack: files below `folder` that use the symbol}."""
     found = defaultdict[str, set[str]](set)
     for path in sorted(folder.rglob("*.py")):
@@ -71,8 +72,8 @@ def uses(folder: Path) -> dict[str, set[str]]:
 
 def _uses_of(tree: ast.Module) -> Iterator[str]:
     """Yield the symbols that a syntax tree uses and that some systems lack."""
-    imported = dict[str, str]()
-    for node in ast.walk(tree):
+    nodes, imported = list(ast.walk(tree)), dict[str, str]()
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 imported[alias.asname or alias.name] = alias.name
@@ -85,8 +86,8 @@ def _uses_of(tree: ast.Module) -> Iterator[str]:
                 imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
                 if f"{node.module}.{alias.name}" == _START_METHOD or alias.name in _names_missing_elsewhere(node.module):
                     yield f"{node.module}.{alias.name}"
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in _names_missing_elsewhere(imported.get(name, "")):
                 yield f"{imported[name]}.{attribute}"

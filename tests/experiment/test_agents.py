@@ -122,6 +122,7 @@ ONE_AGENT = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ONE_AGENT)
 def test_one_agent_learns_as_in_an_env_with_one_agent(name: str) -> None:
     """The rows must be equal to the digit, which covers storage, order of random draws, losses and statistics."""
@@ -129,11 +130,12 @@ def test_one_agent_learns_as_in_an_env_with_one_agent(name: str) -> None:
     assert rows(body, backend="sync") == rows(body, backend="tests.env.turn_games:OneAgent")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", list(ONE_AGENT))
 def test_every_algorithm_learns_a_game_of_turns(name: str) -> None:
     body = ONE_AGENT[name]
-    found = rows({**body, "env": {**body["env"], "max_frame": 1200}}, **DUEL)
-    assert found[-1]["frame"] == 1200
+    found = rows({**body, "env": {**body["env"], "max_frame": 600}}, **DUEL)
+    assert found[-1]["frame"] == 600
     assert found[-1]["opt_step"] > 0
     assert np.isfinite(found[-1]["loss"])
 

@@ -37,7 +37,7 @@ from tests.experiment.commands import PATIENCE, Command, alive, frame_of, until
 from tests.experiment.workers.conftest import source_of, weights_of, worker_spec
 from tests.experiment.workers.test_session import DQN, REPLAY
 
-SOON = 10.0 if has_feature("forkserver") else 60.0
+SOON = 30.0 if has_feature("forkserver") else 60.0
 """Seconds; spawned child processes load torch in 2 s each, or 10 s under other load. Faults block for 300 s."""
 CENTRAL = {"inference": "central"}
 ONE_WORKER = {"num_workers": 1, "num_envs_per_worker": 4}

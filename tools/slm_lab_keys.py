@@ -207,15 +207,15 @@ NOTES: dict[tuple[str, str], str] = {
     ("agent.net", "normalize"): "Divides observations of type uint8; in SLM Lab, all observations.",
     ("agent.net", "arc"): "Batch normalisation and dropout are in evaluation mode when acting and for targets; in SLM Lab, in"
     " training mode.",
-    ("agent.net", "actor_optim_spec"): "Without a critic, it has no effect in a file for SLM Lab, as in SLM Lab. SoftActorCritic and"
-    " CrossQ use this key and the following three; SLM Lab ignores all four with these algorithms.",
+    ("agent.net", "actor_optim_spec"): "In a file written for SLM Lab, the key has no effect for algorithms without a critic, as in SLM"
+    " Lab. SoftActorCritic and CrossQ use this key and the next three keys; SLM Lab ignores all four for these two algorithms.",
     ("agent.net", "out_layer_activation"): "Applied to the output of the policy, or to action values (in a dueling net, to"
     " advantages); SLM Lab also applies it to the critic's values, and ignores it in a dueling net.",
     ("agent.net", "lr_scheduler_spec"): "LinearToZero follows the number of collected frames; in SLM Lab, it is one update behind,"
     " and with a replay buffer and a training_frequency above 1 it reaches 0 earlier.",
-    ("agent.net", "update_frequency"): "SoftActorCritic makes a copy in its first training after each multiple; SLM Lab makes copies"
-    " only in trainings at a frame f with f mod `update_frequency` < `num_envs`, so it misses multiples if it does not train in every"
-    " vector step.",
+    ("agent.net", "update_frequency"): "SoftActorCritic copies in the first training after each multiple of `update_frequency`. SLM Lab"
+    " copies only if a training takes place at a frame f with f mod `update_frequency` < `num_envs`, so it skips copies if it does not"
+    " train in every vector step.",
     ("agent.net", "polyak_coef"): "With 0, the target net never changes.",
     ("schedule", "start_val"): "In a file written for SLM Lab, no_decay has the value `end_val` if `end_val` is given, as in SLM Lab.",
     ("schedule", "end_val"): "A value of 0 is used; SLM Lab ignores it. Rising schedules rise; in SLM Lab, they are at `end_val` from"

@@ -66,7 +66,7 @@ class Agent:
         return self.policy.act(obs_N, state_N)
 
     def update(self) -> Metrics:
-        """Train with the steps that `observe` has stored, and return the metrics of this update."""
+        """Train with the steps that `Algorithm.observe` has stored, and return the metrics of this update."""
         steps_before = self.clock.opt_step
         with torch_threads(self.threads):
             metrics = self.algorithm.update()

@@ -108,7 +108,7 @@ _FORMS = {
         "search@{run folder | latest}": "continue a search, or add trials to it; FILE and NAME may be left out",
     },
     "study": {
-        "study": "run what a study lists, and compare it",
+        "study": "train the runs of a study, and compare their results",
         "study@{folder | latest}": "run the missing runs of a study; FILE is read again",
     },
     "dev": {"dev": "one session with extra checks: weights change, gradients are finite"},
@@ -346,9 +346,11 @@ _OPTIONS = (
         "N",
         {"enjoy, export": "session of the checkpoint (default: the best session)", "verify": "session to train again (default: 0)"},
     ),
-    _Option("--from", "FRAME", {"verify": "frame from which to train again: 0, or that of the state before the last checkpoint"}),
+    _Option("--from", "FRAME", {"verify": "first frame to train again: 0, or the frame of the previous checkpoint"}),
     _Option("--to", "FRAME", {"verify": "frame at which to end"}),
-    _Option("--frames", "N", {"verify": "maximum number of frames (default: as many as took 10 minutes)"}),
+    _Option(
+        "--frames", "N", {"verify": "maximum number of frames to train again (default: no limit, but more than 10 minutes is an error)"}
+    ),
     _Option(
         "--trial",
         "N",

@@ -124,7 +124,7 @@ FEATURES: dict[Name, Feature] = {
     "fork": Feature(
         _POSIX,
         _has_attributes(os, "fork", "register_at_fork"),
-        "the processes of `meta.track` continue in the background; a copy of a process that an env makes by mistake is ended",
+        "detaching the processes of `meta.track`, which continue in the background; ending processes that an env forks by mistake",
         "no processes of `meta.track`, see fcntl; no copies",
         frozenset({"os.fork", "os.register_at_fork"}),
     ),

@@ -163,7 +163,8 @@ class ReplayActorCritic(Algorithm, ABC):
 
     @abstractmethod
     def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' forward pass, the critics' outputs ([C, B] or [C, B, A]), and the targets [B] of the critics."""
+        """Return the critics' forward pass, the critics' outputs ([C, B], or [C, B, K] with K outputs per transition), and the targets
+        ([B], or [B, M] with M values per transition) of the critics."""
 
     def td_target(self, batch: AnyBatch, next_value_B: Tensor) -> Tensor:
         """Return the targets r + γ (1 − terminated) V(s') [B]. The targets of truncated episodes are bootstrapped."""

@@ -39,7 +39,7 @@ used."""
 
 
 class ObjectiveTerms(NamedTuple):
-    """Loss that is minimised, and the values of the terms of this loss."""
+    """Loss and the values of its terms."""
 
     loss: Tensor | float
     """Value of the objective. If autograd computes the gradients, `loss` is a tensor with an autograd graph."""

@@ -51,9 +51,9 @@ class FlatParams:
     `buffer` is a copy of `master_buffer`. `size` is the number of parameters without padding. `param_indices` [size] contains the indices
     of the parameters in `param`, or is None if `param` has no padding. `division` describes how the processes of a parameter server divide
     the vector, or is None if each process has the full vector. `update` is 0 between updates. During an update, `update` is the number of
-    the last update that began with a check for changed parameters. Unless `check_rarely` is true, `update` is the number of the current
-    update. For the attribute `check_rarely`, see `Agent.set_rare_checks`. `frozen` contains the indices (in `params`) of the parameters
-    that did not require a gradient at the last call of `sync_parameters`.
+    the most recent update that began with a check for changed parameters, which is the current update if `check_rarely` is false. For the
+    attribute `check_rarely`, see `Agent.set_rare_checks`. `frozen` contains the indices (in `params`) of the parameters that did not
+    require a gradient at the last call of `sync_parameters`.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:

@@ -41,8 +41,9 @@ class EnvSpec(SpecModel):
 
     model_config = ConfigDict(extra="allow")
     name: str
-    """Env id of Gymnasium (CartPole-v1, ALE/Pong-v5), package.module:EnvId to first import the module that registers the env, or
-    pettingzoo:NAME or pettingzoo:package.module:Class for an env with PettingZoo's API."""
+    """Env id of Gymnasium (CartPole-v1, ALE/Pong-v5) or EnvPool (CheetahRun-v1, MuJoCoPlayground/Go1Getup-v1), package.module:EnvId to
+    first import the module that registers the env, or pettingzoo:NAME or pettingzoo:package.module:Class for an env with PettingZoo's
+    API."""
     num_envs: Positive = 1
     """Number of parallel envs."""
     max_t: Positive | None = None

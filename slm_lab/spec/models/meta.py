@@ -73,9 +73,11 @@ class MetaSpec(SpecModel):
     workers evaluate the net in turn."""
     rigorous_eval: Count = 0
     """Number of evaluation envs, each of which plays one episode per evaluation. If rigorous_eval is above 0, all metrics are computed from
-    the evaluation episodes. With 0, metrics are computed from training episodes."""
+    the evaluation episodes. With 0, metrics are computed from training episodes, except current_return, which is that of the last
+    evaluation of eval_episodes."""
     eval_deterministic: Flag = False
-    """Whether evaluations use the mode of the action distribution instead of a sample."""
+    """Whether evaluations with rigorous_eval use the mode of the action distribution instead of a sample. Evaluations with eval_episodes
+    always use the mode."""
     track_info: list[str] = []
     """Entries of the env's `info` to log, by key or dotted path, such as "is_success". The logged value is the value in the last step of an
     episode. In EnvPool, with the suffix ":max", ":min", ":sum" or ":mean" (such as "success:max"), the logged value is the maximum,
@@ -86,7 +88,7 @@ class MetaSpec(SpecModel):
     """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame. By default, training time is not
     limited."""
     random_seed: Seed = 0
-    """Random seed of the first Session. The seed of each further Session, trial and restart is derived from this seed."""
+    """Random seed of the run, from which the seeds of all Sessions, trials and restarts are derived."""
     save_interval: NonNegative = 10.0
     """Minimum number of seconds between checkpoints."""
     save_replay: Flag = False

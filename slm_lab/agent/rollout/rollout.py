@@ -95,7 +95,8 @@ def storage_bytes(info: EnvInfo, rows: int) -> int:
 
 
 Truncation = tuple[int, int, np.ndarray, np.ndarray]
-"""(time step, env, last observation, hidden state before the last observation) of a truncated episode."""
+"""(time step, env, last observation, hidden state before the last observation) of a truncated episode or, in a storage with
+`stores_terminal_obs`, of any episode that ended."""
 
 
 class RolloutStorage(ABC):
@@ -110,6 +111,9 @@ class RolloutStorage(ABC):
     def __init__(self, info: EnvInfo, length: int, rows: int, state_size: int) -> None:
         self.info, self.length, self.state_size, self.t = info, length, state_size, 0
         self.truncations: list[Truncation] = []
+        self.stores_terminal_obs = False
+        """Whether the last observations of terminated episodes are stored too, for a replay memory to which the steps are added. Batch norm
+        and hindsight replay use the next observation of every transition."""
         self.slabs = self._allocate(rows)
         self._next_obs_N: np.ndarray | None = None
         """Observations that are already stored in row t as the next observations of row t − 1, or None if row t is empty."""
@@ -141,11 +145,16 @@ class RolloutStorage(ABC):
         slabs["valid"][t] = step.valid_N
         slabs["obs"][t + 1] = self._next_obs_N = step.obs_N
         slabs["first"][t + 1] = step.first_N
-        if 1 in step.truncated_N.tobytes():  # a sixth of the time of .any()
-            for n in np.flatnonzero(step.truncated_N):
+        ended_N = self._needs_last_obs(step)
+        if 1 in ended_N.tobytes():  # a sixth of the time of .any()
+            for n in np.flatnonzero(ended_N):
                 state = np.zeros(0, np.float32) if out.state_N is None else out.state_N[n].copy()
                 self.truncations.append((t, int(n), step.last_obs_N[n].copy(), state))
         self.t = t + 1
+
+    def _needs_last_obs(self, step: VecStep) -> np.ndarray:
+        """Return the envs whose last observations are stored after a step, bool [N]."""
+        return step.terminated_N | step.truncated_N if self.stores_terminal_obs else step.truncated_N
 
     @abstractmethod
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
@@ -332,15 +341,14 @@ class MultiAgentBatchReplay(OnPolicyBatchReplay):
             slabs[name][t_K, n_K] = value_N[n_K]
         slabs["obs"][t_K + 1, n_K] = step.last_obs_N[n_K]
         slabs["first"][t_K + 1, n_K] = (step.terminated_N | step.truncated_N)[n_K]
-        for n in np.flatnonzero(step.truncated_N):
-            self._mark_truncated(int(n), int(self.count_N[n]), step.last_obs_N[n].copy())
+        for n in np.flatnonzero(self._needs_last_obs(step)):
+            self._store_last_obs(int(n), int(self.count_N[n]), step.last_obs_N[n].copy())
         self.count_N[n_K] += 1
         self.t = int(self.count_N.max())
         self._even = self.t == self.count_N.min()
 
-    def _mark_truncated(self, n: int, t: int, obs: np.ndarray) -> None:
-        """Mark row t of column n as truncated, so that the return of this row is bootstrapped with the value of `obs`."""
-        self.slabs["truncated"][t, n] = True
+    def _store_last_obs(self, n: int, t: int, obs: np.ndarray) -> None:
+        """Store the last observation of the episode that ends in row t of column n."""
         self.truncations.append((t, n, obs, self._end_state_NS[n].copy()))
 
     @property
@@ -351,8 +359,9 @@ class MultiAgentBatchReplay(OnPolicyBatchReplay):
         T, last_N = self.t, self.count_N - 1
         done_TN = self.slabs["terminated"] | self.slabs["truncated"]
         for n in np.flatnonzero((last_N >= 0) & (last_N < T - 1)):
-            if not done_TN[last_N[n], n]:
-                self._mark_truncated(int(n), int(last_N[n]), self.slabs["obs"][last_N[n] + 1, n].copy())
+            if not done_TN[last_N[n], n]:  # the return of the column is bootstrapped with the value of its last observation
+                self.slabs["truncated"][last_N[n], n] = True
+                self._store_last_obs(int(n), int(last_N[n]), self.slabs["obs"][last_N[n] + 1, n].copy())
         if not self._even:
             self._clear_invalid()
         views = {f"{name}_TN": torch.from_numpy(slab[: T + (name in ("obs", "first"))]) for name, slab in self.slabs.items()}

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from slm_lab.agent.ops.linear import MatmulMode
 from slm_lab.agent.policy.policy import Policy
+from slm_lab.agent.replay.hindsight import HindsightReplay
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.torch_settings import onednn_min_size
 from slm_lab.experiment.collect.workers import shared
@@ -88,6 +89,22 @@ def test_one_worker_in_turns_learns_as_without_workers(sections: dict[str, Any])
     spec = worker_spec(**sections, sampler={"num_workers": 1, "num_envs_per_worker": 4} | SERIAL)
     without = spec.with_meta(sampler=None)
     assert_equal_runs(Session(spec), Session(without))
+
+
+def test_replay_memories_contain_the_last_observations_of_terminated_episodes() -> None:
+    """In BitFlip, an episode terminates when the achieved goal equals the desired goal; the next observation shows another episode."""
+    env = {"name": "slm_lab.env.bit_flip:BitFlip-v0", "n": 3, "backend": "sync"}
+    memory = REPLAY | {"name": "HindsightReplay"}
+    session = Session(worker_spec(algorithm=DQN, memory=memory, env=env, sampler={"async_rl": True} | SERIAL))
+    session.run()
+    replay = session.agent.replay
+    assert isinstance(replay, HindsightReplay)
+    ended_B = np.flatnonzero(replay.columns["terminated"][: replay.size])
+    assert len(ended_B) > 20
+    before, after = (np.asarray(get(ended_B)) for get in (replay.store.observations, replay.store.next_observations))
+    achieved, desired = (slice(*goal) for goal in session.parts.env_info.observation.goals)
+    assert np.array_equal(after[:, desired], before[:, desired])
+    assert np.array_equal(after[:, achieved], after[:, desired])
 
 
 def test_workers_compute_as_the_learner_does(open_session: Open) -> None:

@@ -204,10 +204,14 @@ class BusySpans:
 
 
 class RolloutSlot:
-    """Storage for one rollout of an env group."""
+    """Storage for one rollout of an env group.
 
-    def __init__(self, info: EnvInfo, steps: int, state_size: int) -> None:
+    Args: for_replay: whether the transitions of the rollout are added to a replay memory.
+    """
+
+    def __init__(self, info: EnvInfo, steps: int, state_size: int, *, for_replay: bool = False) -> None:
         self.storage, self.t = build_batch_storage(info, steps, state_size), 0
+        self.storage.stores_terminal_obs = for_replay
         self.played_TN = np.zeros((steps, info.num_envs), np.int64)
         """Index of the policy that played each row of the vector env in each step, int64 [T, N]."""
         self.policy_TN = np.zeros_like(self.played_TN) if info.agents else self.played_TN
@@ -255,12 +259,12 @@ class WorkerArrays:
     def __init__(self, spec: Spec, info: EnvInfo, policies: Sequence[Policy], acting_state_size: int) -> None:
         sampler = get_sampler_spec(spec)
         steps, policy, groups = spec.worker_rollout_len, policies[0], num_env_groups(sampler)
-        group = info.with_num_envs(sampler.num_envs_per_worker // groups)
+        group, for_replay = info.with_num_envs(sampler.num_envs_per_worker // groups), not spec.agent.algorithm.on_policy
         self.weights = [PublishedWeights(each, acting_state_size) for each in policies]
         self.active_P = np.ones(len(policies), np.bool_)
         """Whether each policy still needs frames, bool [P]."""
         self.slots = [
-            [[RolloutSlot(group, steps, policy.state_size) for _ in range(groups)] for _ in range(SLOTS)]
+            [[RolloutSlot(group, steps, policy.state_size, for_replay=for_replay) for _ in range(groups)] for _ in range(SLOTS)]
             for _ in range(sampler.num_workers)
         ]
         """Storage for rollouts, indexed as [worker][slot][env group]."""

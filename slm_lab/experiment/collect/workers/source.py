@@ -338,10 +338,10 @@ def _transition_at_step(dataset: Dataset, t: int) -> Transition:
     """Return time step t of a dataset as the transition of a vector env, in which each column of the dataset is one env."""
     slabs = dataset.storage.slabs
     obs_N, last_obs_N = slabs["obs"][t], slabs["obs"][t + 1]
-    truncated = [(n, obs) for step, n, obs, _ in dataset.storage.truncations if step == t]
-    if truncated:
+    ended = [(n, obs) for step, n, obs, _ in dataset.storage.truncations if step == t]
+    if ended:
         last_obs_N = last_obs_N.copy()
-        for n, obs in truncated:
+        for n, obs in ended:
             last_obs_N[n] = obs
     first_N = slabs["first"][t + 1]
     step = VecStep(

@@ -157,10 +157,24 @@ def test_rewards_and_observations_are_transformed_as_the_spec_says(tmp_path: Pat
     memory = session.agent.algorithm.memory
     np.testing.assert_allclose(memory.columns["reward"][: len(raw)], np.maximum(0.5 * raw.reward_K, -1.0), rtol=1e-6)
     normal = (raw.obs_K - raw.obs_K.mean(0)) / np.sqrt(raw.obs_K.var(0) + 1e-8)
-    np.testing.assert_allclose(memory.store.obs[: len(raw)], np.clip(normal, -10, 10), atol=1e-4)
+    drawn = memory.sample()
+    np.testing.assert_allclose(drawn.obs_B, np.clip(normal, -10, 10)[drawn.row_B], atol=1e-4)
     statistics = session.learners[0].normalizers.state_dict()["obs_stats"]
     np.testing.assert_allclose(statistics["mean"], raw.obs_K.mean(0), atol=1e-6)
     session.close()
+
+
+def test_loaded_statistics_normalise_the_recorded_observations_too(tmp_path: Path) -> None:
+    """The statistics are loaded (here by meta.init_from) after the recordings have been read; policy and batches must use the same ones."""
+    files = {"first": swing_up, "second": lambda obs: np.zeros((len(obs), 1), np.float32)}
+    raw, other = (saved(tmp_path / name, "Pendulum-v1", act, 1) for name, act in files.items())
+    env = {"name": "Pendulum-v1", "max_frame": 10, "normalize_obs": True}
+    trained_on_other = slm_lab.Trial(bc(tmp_path / "second", env, max_session=1), data_dir=tmp_path / "data").run()
+    session = slm_lab.Session(bc(tmp_path / "first", env, init_from=str(trained_on_other.paths.root)))
+    session.run()
+    drawn, spread = session.agent.algorithm.memory.sample(), np.sqrt(other.obs_K.var(0) + 1e-8)
+    expected = np.clip((raw.obs_K - other.obs_K.mean(0)) / spread, -10, 10)
+    np.testing.assert_allclose(drawn.obs_B, expected[drawn.row_B], atol=1e-3)
 
 
 # ---- behaviour cloning in a Session

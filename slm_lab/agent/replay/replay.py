@@ -253,11 +253,12 @@ class Replay:
     def use_demonstrations(self, recorded: Replay) -> None:
         """From now on, draw recorded.batch_size transitions of each batch from the buffer `recorded` (arXiv:2302.02948, section 4.1)."""
         self.demonstrations, self.batch_size = recorded, self.batch_size - recorded.batch_size
-        recorded.set_normalizers(self.obs_normalizer, self.reward_normalizer)
 
     def set_normalizers(self, obs: Transform | None, reward: Transform | None) -> None:
-        """Set the functions that normalise the observations and rewards of each sampled batch."""
+        """Set the functions that normalise the observations and rewards of each sampled batch, also those of recorded transitions."""
         self.obs_normalizer, self.reward_normalizer = obs, reward
+        if self.demonstrations is not None:
+            self.demonstrations.set_normalizers(obs, reward)
 
     def sample(self) -> Transitions:
         """Sample a batch of batch_size transitions, followed by recorded transitions if `use_demonstrations` was called."""

@@ -35,7 +35,7 @@ from slm_lab.experiment.execute.local.user_code import WorkerFailed, close_env
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.training.agent_groups import find_space_problems
-from slm_lab.experiment.training.demonstrations import load_demonstrations, normalize_observations
+from slm_lab.experiment.training.demonstrations import load_demonstrations
 from slm_lab.experiment.training.env_check import check_env
 from slm_lab.experiment.training.evaluate import plan_evaluation
 from slm_lab.experiment.training.experience import Beat, ExperienceSource, no_beat
@@ -281,14 +281,16 @@ class SessionParts:
         The algorithm receives the recorded episodes of meta.demonstrations. A replay buffer receives the normalisers of the data
         that it stores without normalisation. A HindsightReplay receives the reward function of the env's goals.
         """
-        spec, memory = self.spec, agent.replay
+        spec = self.spec
+        if spec.meta.demonstrations is not None:
+            data = load_demonstrations(spec, info)
+            if spec.agent.algorithm.offline and normalizers.obs is not None:
+                normalizers.obs.update(data.obs_K)
+            agent.algorithm.use_demonstrations(data)
+        memory = agent.algorithm.memory
         if spec.defers_normalization and isinstance(memory, Replay):
             reward = normalizers.reward
             memory.set_normalizers(normalizers.obs, None if reward is None or reward.stats is None else reward.normalize)
-        if spec.meta.demonstrations is not None:
-            data = load_demonstrations(spec, info)
-            normalizer = None if spec.defers_normalization else normalizers.obs
-            agent.algorithm.use_demonstrations(data if normalizer is None else normalize_observations(data, normalizer))
         if isinstance(memory, HindsightReplay):
             memory.goal_reward = rewards = GoalReward(spec.env, memory.threshold)
             self._closing.append(rewards.close)

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.agent_spaces import image_channels
-from slm_lab.env.normalize import ObsNormalizer, RewardNormalizer
+from slm_lab.env.normalize import RewardNormalizer
 from slm_lab.env.spaces import action_codec, is_compatible_space, space_from_dict
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.training.minari_data import is_minari, read_minari
@@ -109,12 +109,6 @@ def load_demonstrations(spec: Spec, info: EnvInfo) -> Demonstrations:
         )
     rewards = RewardNormalizer(spec.env, len(data), spec.agent.algorithm.gamma)
     return replace(data, reward_K=rewards(data.reward_K))
-
-
-def normalize_observations(data: Demonstrations, normalizer: ObsNormalizer) -> Demonstrations:
-    """Return `data` with normalised observations. The statistics of `normalizer` are first updated with the observations of `data`."""
-    normalizer.update(data.obs_K)
-    return replace(data, obs_K=normalizer(data.obs_K), last_obs_E=normalizer(data.last_obs_E))
 
 
 def _check_header(spec: Spec, info: EnvInfo, where: str, header: Mapping[str, Any]) -> None:

@@ -151,8 +151,7 @@ class Spec(SpecModel):
     def defers_normalization(self) -> bool:
         """Whether envs return observations and rewards before normalisation, because a replay buffer stores them: observations are
         normalised whenever the policy acts, and observations and rewards whenever a batch is sampled."""
-        normalizes = self.env.normalize_obs or self.env.normalize_reward
-        return normalizes and not (self.agent.algorithm.on_policy or self.agent.algorithm.offline)
+        return (self.env.normalize_obs or self.env.normalize_reward) and not self.agent.algorithm.on_policy
 
     @property
     def session_frames(self) -> int:

@@ -180,6 +180,24 @@ class Agent:
             self.algorithm.copy_to_target()
         return [name for name in current if name not in matching]
 
+    @property
+    def value_statistics(self) -> list[float] | None:
+        """Statistics that convert the critic's outputs to values (see ValueNormalizer), or None if the outputs are values."""
+        statistics = self.algorithm.value_statistics
+        return None if statistics is None else statistics.numbers.tolist()
+
+    def load_value_statistics(self, numbers: list[float] | None) -> bool:
+        """Load statistics that `value_statistics` returned.
+
+        Returns False, without loading, if either this agent or the other agent has no such statistics, so that their critics' outputs have
+        different scales.
+        """
+        statistics = self.algorithm.value_statistics
+        if statistics is None or numbers is None:
+            return statistics is None and numbers is None
+        statistics.numbers[:] = numbers
+        return True
+
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Load weights of the policy's net. Raises RuntimeError if the weights do not match the net."""
         self.policy.load_weights(weights)

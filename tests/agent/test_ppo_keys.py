@@ -212,7 +212,7 @@ def test_each_epoch_has_the_advantages_of_the_present_critic(normalize: bool) ->
     rollout = once.algorithm.memory.rollout()
     once.algorithm.learn(rollout)
     if normalize:
-        once.algorithm.normalizer.update = lambda target_B: None
+        once.algorithm.value_statistics.update = lambda target_B: None
     once.algorithm.learn(rollout)
     agent.update()
     fixed.update()
@@ -286,7 +286,9 @@ def test_sessions_share_rate_and_moments() -> None:
         if shared:
             store.attach({"clock": agent.clock, "agent": agent})
         losses = [metrics.loss for metrics in drive(agent, ToyEnv(info(3, CONTINUOUS), 4), 30)]
-        trace.append((losses, weights(agent).tolist(), agent.algorithm.rate.numbers.tolist(), agent.algorithm.normalizer.numbers.tolist()))
+        trace.append(
+            (losses, weights(agent).tolist(), agent.algorithm.rate.numbers.tolist(), agent.algorithm.value_statistics.numbers.tolist())
+        )
     assert trace[0] == trace[1]
     assert trace[1][2] != [0.05]
     os.close(store.fd)

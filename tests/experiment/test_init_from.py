@@ -27,10 +27,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     return train(small("PPO", "CartPole-v1", net=NET, env={"normalize_obs": True}), tmp_path_factory.mktemp("source") / "run")[1]
 
 
-def built(where: str | Path, algorithm: str = "PPO", **sections: Any) -> Session:
+def built(where: str | Path, name: str = "PPO", **sections: Any) -> Session:
     """Return a built Session that starts from the weights of `where`, before its first step."""
     meta = {"init_from": str(where), **sections.pop("meta", {})}
-    session = Session(small(algorithm, "CartPole-v1", **{"net": NET, **sections}, meta=meta)).build()
+    session = Session(small(name, "CartPole-v1", **{"net": NET, **sections}, meta=meta)).build()
     session.close()
     return session
 
@@ -157,3 +157,21 @@ def test_a_continued_run_does_not_need_the_source(source: RunPaths, tmp_path: Pa
     shutil.rmtree(continued.model_dir)
     with pytest.raises(UserError, match=r"meta\.init_from"):
         resume()
+
+
+def test_the_values_of_a_normalised_critic_are_kept(tmp_path: Path) -> None:
+    """The critic's outputs are converted to values with statistics, without which its weights have no meaning."""
+    normal: dict[str, Any] = {"algorithm": {"normalize_values": True}}
+    paths = train(small("PPO", "CartPole-v1", net=NET, **normal), tmp_path / "run")[1]
+    session, saved = built(paths.root, **normal), bundle(paths, which="best")
+    assert saved["value_statistics"][0] > 0
+    assert session.agent.value_statistics == saved["value_statistics"]
+
+
+def test_a_critic_on_another_scale_is_named(source: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
+    scale = "meta.init_from: the critic of"
+    built(source.root, env={"normalize_obs": True})
+    built(source.root, "Reinforce", env={"normalize_obs": True})
+    assert scale not in caplog.text
+    built(source.root, env={"normalize_obs": True}, algorithm={"normalize_values": True})
+    assert scale in caplog.text

@@ -9,6 +9,7 @@ import torch
 
 from slm_lab.agent.algorithm.sil_replay import SILReplay
 from slm_lab.agent.algorithm.target import TargetNet
+from slm_lab.agent.algorithm.value_scale import ValueNormalizer
 from slm_lab.agent.net.passes.validity import add_gradient
 from slm_lab.agent.ops import device as devices
 from slm_lab.agent.ops.distributions import ActionDistribution
@@ -138,6 +139,8 @@ class Algorithm:
     critics."""
     target: TargetNet[Any] | None = None
     """Target network, or None for an algorithm without a target network."""
+    value_statistics: ValueNormalizer | None = None
+    """Statistics that convert the critic's outputs to values, or None if the outputs are values."""
     entropy_schedule: Schedule | None = None
     """Schedule of the entropy bonus's weight over frames, or None for an algorithm without such a schedule."""
     rng: np.random.Generator | None = None

@@ -62,7 +62,7 @@ class PPO(PolicyGradient):
     def build(self) -> None:
         super().build()
         spec, self.percentile = self.spec, PercentileScale()
-        self.normalizer = ValueNormalizer() if spec.normalize_values else None
+        self.value_statistics = ValueNormalizer() if spec.normalize_values else None
         self.rate = None if spec.adaptive_lr is None else AdaptiveLearningRate(spec.adaptive_lr, self.trainer.groups[0].optim.learning_rate)
         self.rng = np.random.default_rng(self.seeds.update)
         if not spec.bounds_loss_coef:
@@ -110,7 +110,7 @@ class PPO(PolicyGradient):
 
         Args: again: whether this method was already called for the same rollout, so that the value normaliser is not updated again.
         """
-        spec, valid_TN, normalizer = self.spec, rollout.valid_TN, self.normalizer
+        spec, valid_TN, normalizer = self.spec, rollout.valid_TN, self.value_statistics
         values = compute_critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
         if normalizer is not None:
             outputs = normalizer.denormalize(values.output_TN), normalizer.denormalize(values.next_output_TN)
@@ -186,5 +186,5 @@ class PPO(PolicyGradient):
         return self.value_loss(self.scale_values(value_B), self.scale_values(target_B))
 
     def parts(self) -> dict[str, TrainablePart]:
-        parts = {"percentile": self.percentile, "normalizer": self.normalizer, "rate": self.rate}
+        parts = {"percentile": self.percentile, "normalizer": self.value_statistics, "rate": self.rate}
         return super().parts() | {name: part for name, part in parts.items() if part is not None}

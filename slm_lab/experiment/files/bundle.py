@@ -39,7 +39,7 @@ HEADER = (
 """Keys of a checkpoint dict (bundle). If the dict contains such a key, the value is also stored in the header of the checkpoint file."""
 
 PLAYABLE = (
-    *("version", "weights", "normalizers", "spaces", "explore_var", "frame", "global_frame"),
+    *("version", "weights", "normalizers", "value_statistics", "spaces", "explore_var", "frame", "global_frame"),
     *("current_return", "current_return_se", "current_epi", "mode", "elo", "source", "policy"),
 )
 """Keys of a checkpoint dict (bundle) that are needed to act with the saved agent and to describe the agent."""

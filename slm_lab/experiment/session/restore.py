@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def _load_weights(learners: Sequence[PolicyLearner], names: Sequence[str | None], where: str, data_dir: Path) -> None:
-    """Initialise policies with the weights and observation statistics of checkpoints. Notices name the weights that
+    """Initialise policies with the weights, observation statistics and value statistics of checkpoints. Notices name the weights that
     are not used.
 
     Args:
@@ -57,6 +57,9 @@ def _load_weights(learners: Sequence[PolicyLearner], names: Sequence[str | None]
             notice(f"meta.init_from: these weights are not in this net and are not used: {_format_shapes(unused)}")
         if learner.agent.has_own_critics:
             notice("meta.init_from: the critics' separate net starts with random weights: these checkpoints contain the policy only")
+        loads_critic = any("critic" in name for name in own if name not in missing)
+        if loads_critic and not learner.agent.load_value_statistics(saved.get("value_statistics")):
+            notice(f"meta.init_from: the critic of {where} predicts values on another scale: agent.algorithm.normalize_values differs")
         if not learner.normalizers.load_foreign_obs_statistics(statistics):
             notice(f"meta.init_from: the observation statistics of {where} do not fit; env.normalize_obs or the shape differs")
 

@@ -298,6 +298,7 @@ def test_sessions_share_rate_and_moments() -> None:
     ("keys", "path"),
     [
         ({"adaptive_lr": {"min_lr": 0.1}}, "agent.algorithm.adaptive_lr.min_lr"),
+        ({"adaptive_lr": {}, "training_epoch": 1, "minibatch_size": 10_000}, "agent.algorithm.adaptive_lr"),
         ({"normalize_values": True, "symlog": True}, "agent.algorithm.symlog"),
         ({"normalize_values": True, "normalize_v_targets": True}, "agent.algorithm.normalize_v_targets"),
         ({"name": "PPOSIL", "normalize_values": True}, "agent.algorithm.normalize_values"),

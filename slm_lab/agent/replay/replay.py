@@ -313,7 +313,10 @@ class Replay:
         return (self.seen - age_B) % self.capacity
 
     def _include_new_transitions(self, row_B: np.ndarray) -> None:
-        """Replace the last rows of a batch by the oldest transitions that were not yet replayed as new transitions (arXiv:1712.01275)."""
+        """Replace the last rows of a batch by the oldest transitions that were not yet replayed as new transitions (arXiv:1712.01275).
+
+        SLM Lab uses this order too. The paper includes only the newest transition.
+        """
         oldest = max(self.replayed, self.seen - self.size)
         self.fresh = min(self.seen - oldest, self.batch_size)
         row_B[self.batch_size - self.fresh :] = (oldest + np.arange(self.fresh)) % self.capacity

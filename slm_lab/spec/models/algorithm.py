@@ -564,7 +564,7 @@ class ReplayActorCriticSpec(ReplayAlgorithmSpec, ResetKeys):
     training_iter: Positive | None = None
     """Number of batches per training, with one gradient step for each batch. The default number is env.num_envs."""
     policy_delay: Positive = 1
-    """Number of critic updates per update of the actor (and, in soft actor-critic, of the temperature)."""
+    """Number of critic updates per update of the actor, of the target networks and, in soft actor-critic, of the temperature."""
 
 
 class SoftActorCriticSpec(ReplayActorCriticSpec):

@@ -189,8 +189,8 @@ class Agent:
     def load_value_statistics(self, numbers: list[float] | None) -> bool:
         """Load statistics that `value_statistics` returned.
 
-        Returns False, without loading, if either this agent or the other agent has no such statistics, so that their critics' outputs have
-        different scales.
+        Returns False, without loading, if only one of the two agents has such statistics, so that their critics' outputs have different
+        scales.
         """
         statistics = self.algorithm.value_statistics
         if statistics is None or numbers is None:

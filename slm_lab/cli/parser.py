@@ -346,10 +346,12 @@ _OPTIONS = (
         "N",
         {"enjoy, export": "session of the checkpoint (default: the best session)", "verify": "session to train again (default: 0)"},
     ),
-    _Option("--from", "FRAME", {"verify": "first frame to train again: 0, or the frame of the previous checkpoint"}),
+    _Option("--from", "FRAME", {"verify": "frame at which to begin: 0, or the frame of the previous checkpoint"}),
     _Option("--to", "FRAME", {"verify": "frame at which to end"}),
     _Option(
-        "--frames", "N", {"verify": "maximum number of frames to train again (default: no limit, but more than 10 minutes is an error)"}
+        "--frames",
+        "N",
+        {"verify": "maximum number of frames to train again (without it, frames that took more than 10 minutes are an error)"},
     ),
     _Option(
         "--trial",

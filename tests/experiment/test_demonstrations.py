@@ -177,6 +177,19 @@ def test_loaded_statistics_normalise_the_recorded_observations_too(tmp_path: Pat
     np.testing.assert_allclose(drawn.obs_B, expected[drawn.row_B], atol=1e-3)
 
 
+@pytest.mark.parametrize("algorithm", ["BC", "SoftActorCritic"])
+def test_recorded_observations_are_clipped(algorithm: str, tmp_path: Path) -> None:
+    saved(tmp_path / "pendulum.npz", "Pendulum-v1", swing_up, 1)
+    agent = {"algorithm": {"name": algorithm}, "memory": {"name": "Replay", "batch_size": 16}}
+    meta = {"demonstrations": str(tmp_path / "pendulum.npz"), "eval_episodes": 0}
+    body = {"agent": agent, "env": {"name": "Pendulum-v1", "max_frame": 10_000, "clip_obs": 0.5}, "meta": meta}
+    session = slm_lab.Session(slm_lab.load_spec({"clipped": body}, "clipped")).build()
+    memory = session.agent.algorithm.memory
+    drawn = (memory.demonstrations or memory).sample()
+    assert drawn.obs_B.abs().max() == drawn.next_obs_B.abs().max() == 0.5
+    session.close()
+
+
 # ---- behaviour cloning in a Session
 
 

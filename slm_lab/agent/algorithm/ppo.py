@@ -86,7 +86,7 @@ class PPO(PolicyGradient):
                 if not self._step(minibatch, clip_eps, entropy_coef, steps):
                     break
         metrics = self.meter.end()
-        if self.rate is not None:
+        if self.rate is not None and len(steps.logps) > 1:  # before the first gradient step, the policy has not changed
             self.rate.adapt_lr(steps.diagnostics(clip_eps, steps.last_epoch)[0])
         approx_kl, clip_fraction = steps.diagnostics(clip_eps)
         metrics.extra |= {"approx_kl": approx_kl, "clip_fraction": clip_fraction, "explained_variance": explained}

@@ -95,8 +95,8 @@ def storage_bytes(info: EnvInfo, rows: int) -> int:
 
 
 Truncation = tuple[int, int, np.ndarray, np.ndarray]
-"""(time step, env, last observation, hidden state before the last observation) of a truncated episode or, in a storage with
-`stores_terminal_obs`, of any episode that ended."""
+"""(time step, env, last observation, hidden state before the last observation) of an episode that was truncated. A storage with
+`stores_terminal_obs` also has such entries for terminated episodes."""
 
 
 class RolloutStorage(ABC):

@@ -286,6 +286,8 @@ class SessionParts:
             data = load_demonstrations(spec, info)
             if spec.agent.algorithm.offline and normalizers.obs is not None:
                 normalizers.obs.update(data.obs_K)
+            if normalizers.obs is not None and not spec.defers_normalization:  # env.clip_obs without statistics
+                data = replace(data, obs_K=normalizers.obs(data.obs_K), last_obs_E=normalizers.obs(data.last_obs_E))
             agent.algorithm.use_demonstrations(data)
         memory = agent.algorithm.memory
         if spec.defers_normalization and isinstance(memory, Replay):

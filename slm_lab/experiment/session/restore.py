@@ -59,7 +59,8 @@ def _load_weights(learners: Sequence[PolicyLearner], names: Sequence[str | None]
             notice("meta.init_from: the critics' separate net starts with random weights: these checkpoints contain the policy only")
         loads_critic = any("critic" in name for name in own if name not in missing)
         if loads_critic and not learner.agent.load_value_statistics(saved.get("value_statistics")):
-            notice(f"meta.init_from: the critic of {where} predicts values on another scale: agent.algorithm.normalize_values differs")
+            why = "agent.algorithm.normalize_values differs, or the checkpoint is from version 0.2.0, which did not save the scale"
+            notice(f"meta.init_from: the critic of {where} predicts values on another scale: {why}")
         if not learner.normalizers.load_foreign_obs_statistics(statistics):
             notice(f"meta.init_from: the observation statistics of {where} do not fit; env.normalize_obs or the shape differs")
 

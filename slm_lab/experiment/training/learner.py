@@ -277,8 +277,8 @@ class PolicyLearner:
             self.eval_env.close()
 
     def policy_checkpoint(self) -> dict[str, Any]:
-        """Return the data that is needed to act with the policy: weights, statistics of the normalizers (also those of
-        the critic's values), and spaces of the env."""
+        """Return the data that is needed to act with the policy: weights, statistics of the normalizers and of
+        the critic's values, and spaces of the env."""
         return {
             "version": VERSION,
             "weights": self.agent.weights(),
@@ -286,7 +286,7 @@ class PolicyLearner:
             "spaces": self.spaces,
             "explore_var": self.agent.final_explore_var,
             "global_frame": self.clock.global_frame,
-            **({} if (statistics := self.agent.value_statistics) is None else {"value_statistics": statistics}),
+            "value_statistics": self.agent.value_statistics,
         }
 
     @property

@@ -56,10 +56,10 @@ class ReplayKeys(SpecModel):
     """Maximum number of transitions. When the replay buffer is full, new transitions overwrite the oldest transitions. Memory is allocated
     for at most as many transitions as the Session has frames."""
     use_cer: Flag = False
-    """Whether to use combined experience replay (arXiv:1712.01275): each batch ends with new transitions, which no earlier batch contained
-    as new transitions, oldest first and at most batch_size of them, as in SLM Lab. After training_start_step, the first batches therefore
-    consist of new transitions only; so do all batches if at least batch_size transitions are added per batch. The priorities of these new
-    transitions are not updated. With a RecurrentNet, the last item of a batch is the newest sequence."""
+    """Whether to use combined experience replay (arXiv:1712.01275). Each new transition is put at the end of one batch, in the order of
+    addition. If more than batch_size new transitions are waiting, as after training_start_step, a batch consists of new transitions only.
+    SLM Lab uses the same order. The priorities of these new transitions are not updated. With a RecurrentNet, the last item of a batch is
+    the newest sequence."""
     burn_in: Count | None = None
     """With a RecurrentNet, the number of steps before each sequence in which the net, with its current weights, only updates the stored
     hidden state. The net does not learn from these steps (R2D2, Kapturowski et al., 2019). The default number is half of seq_len."""

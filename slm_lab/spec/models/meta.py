@@ -73,8 +73,8 @@ class MetaSpec(SpecModel):
     workers evaluate the net in turn."""
     rigorous_eval: Count = 0
     """Number of evaluation envs, each of which plays one episode per evaluation. If rigorous_eval is above 0, all metrics are computed from
-    the evaluation episodes. With 0, metrics are computed from training episodes, except current_return, which is that of the last
-    evaluation of eval_episodes."""
+    the evaluation episodes. With 0, metrics are computed from training episodes, except current_return if there are evaluations
+    with eval_episodes: it is then the mean return of the last evaluation."""
     eval_deterministic: Flag = False
     """Whether evaluations with rigorous_eval use the mode of the action distribution instead of a sample. Evaluations with eval_episodes
     always use the mode."""

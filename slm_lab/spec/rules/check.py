@@ -172,10 +172,10 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
     if isinstance(algorithm, VTraceSpec) and not algorithm.with_vtrace:
         reject_non_defaults(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
     if isinstance(algorithm, PPOSpec):
-        _check_ppo(spec, algorithm, report)
+        _check_ppo(algorithm, report)
 
 
-def _check_ppo(spec: Spec, algorithm: PPOSpec, report: Report) -> None:
+def _check_ppo(algorithm: PPOSpec, report: Report) -> None:
     if algorithm.normalize_values:
         reject_non_defaults(algorithm, ("normalize_v_targets", "symlog"), ALGORITHM, "normalize_values scales values and targets", report)
         if algorithm.self_imitation:
@@ -183,10 +183,6 @@ def _check_ppo(spec: Spec, algorithm: PPOSpec, report: Report) -> None:
             report.add_problem((*ALGORITHM, "normalize_values"), f"must be false: {why}")
     if (adaptive := algorithm.adaptive_lr) is not None and adaptive.min_lr > adaptive.max_lr:
         report.add_problem((*ALGORITHM, "adaptive_lr", "min_lr"), f"must be at most max_lr ({adaptive.max_lr:g}), not {adaptive.min_lr:g}")
-    one_step = algorithm.training_epoch == 1 and algorithm.minibatch_size >= algorithm.time_horizon * spec.env.num_envs
-    if adaptive is not None and one_step and spec.meta.sampler is None:  # with rollout workers, rollouts are from older policies
-        why = "cannot be used with one gradient step per rollout, before which the policy has not changed; set training_epoch 2 or more"
-        report.add_problem((*ALGORITHM, "adaptive_lr"), why)
 
 
 def _check_meta(spec: Spec, report: Report) -> None:

@@ -263,7 +263,8 @@ class PPOSpec(VTraceSpec):
     kl_target / 2. A rollout with a single gradient step does not change the learning rate. The initial learning rate is the learning rate
     of optim_spec. The adapted learning rate stays between min_lr and max_lr. The learning rate of a separate critic optimizer is scaled by
     the same factors. With a schedule (lr_scheduler_spec, also of the actor or the critic), an update uses the adapted learning rate times
-    the current value of the schedule divided by the learning rate of optim_spec; min_lr and max_lr do not limit this product. By default, the learning rate is not adapted."""
+    the current value of the schedule divided by the learning rate of optim_spec; min_lr and max_lr do not limit this product. By default,
+    the learning rate is not adapted."""
     recompute_advantages: Flag = False
     """Whether values and advantages are computed again, with the current critic, before each epoch except the first (arXiv:2006.05990,
     section 3.5)."""

@@ -173,3 +173,10 @@ def cpu_seconds(code: str) -> float:
     subprocess.run([sys.executable, "-c", code], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_the_last_set_argument_of_a_key_counts() -> None:
+    """Also if a section that contains the key was set in between."""
+    rate = "agent.net.optim_spec.lr"
+    sets = [f"{rate}=0.1", 'agent.net.optim_spec={"name": "Adam", "lr": 0.3}', f"{rate}=0.2"]
+    assert load_spec("demo.json", "ppo_cartpole", sets).agent.net.optim_spec.lr == 0.2

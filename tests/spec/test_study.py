@@ -52,6 +52,21 @@ def test_an_entry_can_have_its_own_seeds(tmp_path: Path) -> None:
     assert [(run.entry, run.random_seed) for run in found.runs] == [("one", 7), ("other", 3), ("other", 1)]
 
 
+@pytest.mark.parametrize("raw", [3, "a study", None])
+def test_an_entry_that_is_no_spec(tmp_path: Path, raw: Any) -> None:
+    (tmp_path / "other.json").write_text(json.dumps({"it": raw}))
+    for envs in ([], ["Acrobot-v1"]):
+        found = problems(tmp_path, entries=[{"spec": "other.json:it", "label": "one"}], envs=envs)
+        assert set(found) <= {"study.entries[0]", "study.entries[0].spec"}
+
+
+def test_a_variable_elsewhere_in_the_spec_does_not_keep_the_name(tmp_path: Path) -> None:
+    named = {**PPO, "agent": {**PPO["agent"], "name": "PPO on ${env}"}}
+    (tmp_path / "named.json").write_text(json.dumps({"named": named}))
+    found = study(tmp_path, entries=[{"spec": "named.json:named", "label": "one"}], envs=["Acrobot-v1"])
+    assert {(run.spec.env.name, run.spec.agent.name) for run in found.runs} == {("Acrobot-v1", "PPO on Acrobot-v1")}
+
+
 @pytest.mark.parametrize("spec", ["ppo", "any"])
 def test_envs_fill_the_variable_or_replace_the_name(tmp_path: Path, spec: str) -> None:
     envs = [

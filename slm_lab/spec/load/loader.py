@@ -284,7 +284,9 @@ def parse_set_arguments(sets: Sequence[str]) -> SetArguments:
         if not equals or not to_path(name):
             problems.append(Problem("", f"must be name=value or path.to.key=value, not {format_json(text)}"))
         elif "." in name or "[" in name:
-            parsed.overrides[to_path(name)] = parse_value(value)
+            path = to_path(name)
+            parsed.overrides.pop(path, None)  # the last value of a key is also set last: a section may have been set in between
+            parsed.overrides[path] = parse_value(value)
         else:
             parsed.variables[name] = parse_value(value)
     if problems:

@@ -274,7 +274,10 @@ class _RunPlanner:
         if values is None:
             return None
         if env is not None:
-            values["env" if "${env}" in json.dumps(raw) else "env.name"] = env.name
+            if "${env}" in json.dumps(raw):
+                values["env"] = env.name
+            if not _has_env_variable(raw):
+                values["env.name"] = env.name
         try:
             found = load_with_notices(path, name, [f"{key}={json.dumps(value)}" for key, value in values.items()])
         except SpecError as error:
@@ -304,7 +307,7 @@ class _RunPlanner:
             raw = raw_entries(path)[1].get(name)
         except SpecError as error:
             raise SpecError(error.source, [replace(one, message=f"{file}: {one.message}") for one in error.problems]) from None
-        if "study" in (raw or {}):
+        if isinstance(raw, dict) and "study" in raw:
             raise SpecError(self.source, [Problem("", f"'{name}' is a study; expected a spec")])
         return path, raw
 
@@ -349,3 +352,10 @@ def _flatten_set_values(given: Mapping[str, Any], location: KeyPath, report: Rep
             report.add_problem((*location, key), f"must be a path such as env.max_frame, not {format_json(key)}")
         else:
             yield key, value
+
+
+def _has_env_variable(raw: Any) -> bool:
+    """Return whether env.name of a spec contains the variable ${env}. In specs of SLM Lab v4, the section env is a list."""
+    section = raw.get("env") if isinstance(raw, dict) else None
+    first = section[0] if isinstance(section, list) and section else section
+    return isinstance(first, dict) and "${env}" in str(first.get("name"))

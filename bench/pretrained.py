@@ -112,7 +112,7 @@ def write_agent(best: Best) -> str:
 
 
 def finished_run(folder: Path) -> RunPaths | None:
-    """Return the paths of the finished run in `folder`, or None if there is no finished run or no such folder.
+    """Return the paths of the finished run in `folder`, or None if `folder` contains no finished run or does not exist.
 
     Args: folder: folder of one run of a study.
     """

@@ -62,8 +62,8 @@ SECTIONS = (
         "MuJoCo: PPO after 4 or 10 million frames",
         "mujoco",
         "The published scores are from SLM Lab v5, with the same frames and the same spacing of table rows. SLM Lab v5 used separate "
-        "settings for some environments. Here, all environments share one spec, except that HalfCheetah and Ant have another "
-        "`log_std_init`, and Swimmer has other values of `gamma`, `lam`, `time_horizon`, `log_std_init` and `lr`.",
+        "settings for some environments. Here, all environments share one spec, and the study changes a few of its values for Swimmer, "
+        "HalfCheetah and Ant.",
         "SLM Lab v5",
     ),
     Section(

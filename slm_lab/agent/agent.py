@@ -187,7 +187,7 @@ class Agent:
         return None if statistics is None else statistics.numbers.tolist()
 
     def load_value_statistics(self, numbers: list[float] | None) -> bool:
-        """Load statistics that `value_statistics` returned.
+        """Load the value statistics of another agent (see `value_statistics`).
 
         Returns False, without loading, if only one of the two agents has such statistics, so that their critics' outputs have different
         scales.

@@ -124,7 +124,7 @@ FEATURES: dict[Name, Feature] = {
     "fork": Feature(
         _POSIX,
         _has_attributes(os, "fork", "register_at_fork"),
-        "detaching the processes of `meta.track`, which continue in the background; ending processes that an env forks by mistake",
+        "running the processes of `meta.track` in the background after the run; ending processes that an env forks by mistake",
         "no processes of `meta.track`, see fcntl; no copies",
         frozenset({"os.fork", "os.register_at_fork"}),
     ),

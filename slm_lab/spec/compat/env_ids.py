@@ -158,7 +158,7 @@ class EnvPoolEnv(NamedTuple):
         if self.ids[-1].startswith("Sudoku-"):
             return "needs a file of puzzles that the packages of EnvPool 1.2.5 do not contain"
         if self.suite == "myosuite" and not _are_myosuite_resets_seeded():
-            return "is a MyoSuite env, and EnvPool before 1.2.6 gives the same state at every reset; EnvPool 1.2.6 needs Python 3.12"
+            return "is a MyoSuite env and needs EnvPool 1.2.6 (Python 3.12): in older versions, every reset returns the same state"
         return None
 
 

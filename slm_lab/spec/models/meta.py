@@ -88,7 +88,7 @@ class MetaSpec(SpecModel):
     """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame. By default, training time is not
     limited."""
     random_seed: Seed = 0
-    """Random seed of the run, from which the seeds of all Sessions, trials and restarts are derived."""
+    """Random seed of the run. The seeds of all Sessions, trials and restarts are derived from this seed."""
     save_interval: NonNegative = 10.0
     """Minimum number of seconds between checkpoints."""
     save_replay: Flag = False

@@ -151,8 +151,8 @@ class NetSpec(Component):
     network moves towards the network by polyak_coef: in SoftActorCritic, TD3 and DDPG after each gradient step that updates the policy, in
     the DQN family after each vector step, and in IQL after each gradient step."""
     update_frequency: Positive = 1
-    """Number of frames between updates of target networks with update_type "replace". SoftActorCritic, TD3 and DDPG copy the networks only
-    during the first training after each multiple of this number, after each gradient step that updates the policy."""
+    """Number of frames between updates of target networks with update_type "replace". SoftActorCritic, TD3 and DDPG copy the networks in
+    the first training after each multiple of this number. In that training, they copy after each gradient step that updates the policy."""
     polyak_coef: Fraction = 0.005
     """Weight of the network in each update of its target network with update_type "polyak"."""
     dtype: Literal["float32", "bfloat16"] = "float32"

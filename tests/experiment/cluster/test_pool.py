@@ -81,9 +81,9 @@ def test_in_turns_it_collects_what_workers_of_this_process_do(sampler_spec: Make
 def test_lag_is_measured_and_what_is_too_old_left_out(
     executor: FakeExecutor, sampler_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With max_policy_lag, no older transitions are learned from.
+    """With max_policy_lag, the learner does not train on older transitions.
 
-    How many transitions are masked, and whether a whole dataset is skipped, depends on the speed of the workers.
+    The speed of the workers determines how many transitions are masked, and whether a whole dataset is skipped.
     """
     learn, lags = Agent.learn, []
 

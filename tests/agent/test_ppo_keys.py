@@ -122,7 +122,7 @@ def test_the_next_update_uses_the_rate_of_the_last_epoch() -> None:
 
 def test_a_single_gradient_step_leaves_the_rate() -> None:
     """The divergence is measured before each gradient step, and is 0 before the first."""
-    agent = gathered({**PPO, "training_epoch": 1, "minibatch_size": 1000, "adaptive_lr": {}}, net=FAST)
+    agent = gathered({**PPO, "training_epoch": 1, "minibatch_size": 1000, "adaptive_lr": {"max_lr": 1.0}}, net=FAST)
     agent.update()
     assert agent.algorithm.rate.factor == 1.0
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -10,6 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from slm_lab.env.snapshot import NotSavable, env_state, load_env_state, seed_spaces
+from slm_lab.experiment.files import bundle
 
 
 class Places(gym.Env[Any, Any]):
@@ -61,3 +65,142 @@ def test_another_inner_env_is_refused(inner: gym.Env[Any, Any] | None) -> None:
     state = env_state(Places(Places()))
     with pytest.raises(NotSavable):
         load_env_state(Places(inner), state)
+
+
+class Weather(Enum):
+    DRY = 0
+    WET = 1
+
+
+class Coin:
+    """Object that an env creates in the middle of an episode."""
+
+    def __init__(self, value: float, env: Game) -> None:
+        self.value, self.env, self.pay = value, env, self.pay_once
+        self.rivals: list[Coin] = []
+
+    def pay_once(self) -> float:
+        self.pay = self.pay_nothing
+        return self.value
+
+    def pay_nothing(self) -> float:
+        return 0.0
+
+
+def bonus(coin: Coin) -> float:
+    return 10 * coin.value
+
+
+class Game(gym.Env[Any, Any]):
+    """Env whose attributes change their kind during an episode."""
+
+    observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t, self.phase, self.weather = 0, self.begin, Weather.DRY
+        self.coin: Coin | None = None
+        self.coins: list[Coin] = []
+        self.score: Callable[[Coin], float] | None = None
+        return np.zeros(1, np.float32), {}
+
+    def begin(self) -> float:
+        return 1.0
+
+    def end(self) -> float:
+        assert self.coin is not None
+        assert self.score is not None
+        return self.coin.pay() + sum(self.score(coin) for coin in self.coins) + self.coin.rivals[0].value + self.coin.env.t
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        if self.t == 2:
+            self.phase, self.weather, self.score = self.end, Weather.WET, bonus
+            self.coin = Coin(3.0, self)
+            self.coins = [self.coin, Coin(5.0, self)]
+            self.coin.rivals = self.coins
+        return np.zeros(1, np.float32), self.phase(), False, self.t >= 9, {"weather": self.weather}
+
+
+def outcomes(env: gym.Env[Any, Any]) -> list[Any]:
+    return [env.step(0)[1:] for _ in range(3)]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_objects_methods_and_functions_that_change_within_an_episode(steps: int) -> None:
+    env, other = gym.wrappers.TimeLimit(Game(), 20), gym.wrappers.TimeLimit(Game(), 20)
+    for one in (env, other):
+        one.reset(seed=0)
+    for _ in range(steps):
+        env.step(0)
+    state = env_state(env)
+    expected = outcomes(env)
+    load_env_state(other, state)
+    assert outcomes(other) == expected
+    game: Any = other.unwrapped
+    assert game.coin is None or (game.coin is game.coins[0] and game.coin.rivals is game.coins and game.coin.env is game)
+
+
+def test_two_attributes_that_referred_to_one_object_get_an_object_each() -> None:
+    env, other = Game(), Game()
+    for one in (env, other):
+        one.reset(seed=0)
+        one.coin = one.last = Coin(1.0, one)  # type: ignore[attr-defined]
+    env.coin = Coin(2.0, env)
+    load_env_state(other, env_state(env))
+    assert other.coin is not None
+    assert (other.coin.value, other.last.value) == (2.0, 1.0)  # type: ignore[attr-defined]
+
+
+def test_a_saved_state_imports_and_creates_nothing_of_other_packages() -> None:
+    env, other = Game(), Game()
+    for one in (env, other):
+        one.reset(seed=0)
+    env.coin = Coin(2.0, env)
+    state = env_state(env)
+    name = f"{Coin.__module__}.Coin"
+    kind, number, (saved, *rest) = state[0]["attributes"]["coin"]
+    assert saved == name
+    state[0]["attributes"]["coin"] = kind, number, ("tempfile._TemporaryFileCloser", *rest)
+    with pytest.raises(NotSavable):
+        load_env_state(other, state)
+
+
+def local_class() -> type:
+    class Local:
+        """Cannot be found by its name."""
+
+    return Local
+
+
+@pytest.mark.parametrize(
+    "value", [{1, 2}, [local_class()()], np.zeros(9)[1:], BaseException()], ids=["set", "local class", "view of an array", "exception"]
+)
+def test_values_that_cannot_be_saved(value: Any) -> None:
+    env = Game()
+    env.reset(seed=0)
+    env.extra = value  # type: ignore[attr-defined]
+    if isinstance(value, np.ndarray):
+        env.base = value.base  # type: ignore[attr-defined]
+    with pytest.raises(NotSavable):
+        env_state(env)
+
+
+@pytest.mark.parametrize("depth", [90, 110])
+def test_values_that_are_nested_too_deeply_for_a_file_cannot_be_saved(depth: int, tmp_path: Path) -> None:
+    env, other = Game(), Game()
+    for one in (env, other):
+        one.reset(seed=0)
+    env.coin = Coin(1.0, env)
+    for _ in range(depth // 2):  # a coin and its list of rivals are two levels
+        coin = Coin(1.0, env)
+        coin.rivals, env.coin = [env.coin], coin
+    if depth > 100:
+        with pytest.raises(NotSavable):
+            env_state(env)
+        return
+    bundle.save(tmp_path / "state.pt", {"version": bundle.VERSION, "env": env_state(env)})
+    load_env_state(other, bundle.load(tmp_path / "state.pt")["env"])
+    assert other.coin is not None
+    assert other.coin.rivals[0].rivals[0].value == 1.0

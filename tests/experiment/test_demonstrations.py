@@ -14,8 +14,10 @@ import pytest
 
 import slm_lab
 from slm_lab.cli import main
+from slm_lab.experiment.session.resume import find_run, read_run
 from slm_lab.experiment.training.demonstrations import load_demonstrations, read, write
 from slm_lab.lib.demonstrations import Demonstrations
+from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
 from slm_lab.testing.spec_contract import SpecContract
@@ -217,6 +219,22 @@ def test_a_run_counts_gradient_steps_as_frames_and_plays_as_well_as_the_recorded
     assert session.clock.frame == session.clock.opt_step == 400
     assert result.rows[-1]["epi"] == 0  # no training env was stepped
     assert result.eval_rows[-1]["total_reward"] >= 0.9 * recorded.return_E.mean()
+
+
+def test_a_continued_run_notices_other_recorded_episodes(tmp_path: Path) -> None:
+    file, spec, data_dir = tmp_path / "cartpole.npz", tmp_path / "bc.json", tmp_path / "data"
+    saved(file, "CartPole-v1", balance, 2)
+    spec.write_text(json.dumps(dump_spec(bc(file, CARTPOLE | {"max_frame": 40}))))
+    assert main([str(spec), "bc", "train", "--data-dir", str(data_dir)]) == 0
+    paths = find_run(next(data_dir.glob("bc_*")))
+    assert not read_run(paths, ["env.max_frame=80"]).starts[0].lost
+    saved(file, "CartPole-v1", balance, 3)
+    (reason,) = read_run(paths, ["env.max_frame=80"]).starts[0].lost
+    assert str(file) in reason
+    copy = tmp_path / "copy.npz"
+    copy.write_bytes(file.read_bytes())
+    (reason,) = read_run(paths, ["env.max_frame=80", f"meta.demonstrations={copy}"]).starts[0].lost
+    assert reason == "meta.demonstrations was changed"
 
 
 def test_envs_in_the_spec_are_ignored_with_a_note() -> None:

@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from slm_lab.env.make import make_env
+from slm_lab.experiment.session.resume import read_run
+from slm_lab.experiment.training.resolve import complete_spec
 from slm_lab.spec.models.env import EnvSpec
 from tests.resume.runs import NET, bundle, differing, rows, small, train
 
 REPLAY: dict[str, Any] = {"meta": {"save_replay": True}, "net": NET}
 RNN = {"type": "RecurrentNet", "cell_type": "GRU", "rnn_hidden_size": 8, "seq_len": 4, "fc_hid_layers": []}
+EARLY = {"training_start_step": 350}
+UNEVALUATED = {"eval_episodes": 0, "save_replay": True}
 EVALUATED = {"meta": {"rigorous_eval": 2, "eval_frequency": 300}}
 NORMALIZED = {"backend": "sync", "num_envs": 2, "normalize_obs": True, "normalize_reward": True}
 ROUNDS = {"async_rl": False, "num_workers": 2, "num_envs_per_worker": 2}
@@ -118,6 +122,24 @@ def test_a_continued_run_does_not_evaluate_nothing(tmp_path: Path) -> None:
     """Another seed gives other rows, so that the comparison above can detect a difference."""
     one, other = small("PPO", "CartPole-v1"), small("PPO", "CartPole-v1", meta={"random_seed": 4})
     assert rows(train(one, tmp_path / "a")[1].session_df(0)) != rows(train(other, tmp_path / "b")[1].session_df(0))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sections", "exact"),
+    [
+        ("PPO", {"meta": {"eval_episodes": 0}}, True),
+        ("PPO", {"meta": {"rigorous_eval": 2, "eval_frequency": 400}}, True),
+        ("PPO", {"meta": {"eval_episodes": 2}}, False),
+        ("SoftActorCritic", {"meta": UNEVALUATED, "algorithm": {**EARLY, "entropy_anneal": 0.1}}, False),
+        ("SoftActorCritic", {"meta": UNEVALUATED, "algorithm": {**EARLY, "entropy_anneal": {"end_ratio": 0.1, "frames": 500}}}, True),
+    ],
+)
+def test_an_extended_run_is_exact_unless_a_value_depends_on_its_length(
+    algorithm: str, sections: dict[str, Any], exact: bool, tmp_path: Path
+) -> None:
+    paths = train(complete_spec(small(algorithm, "CartPole-v1", 400, net=NET, **sections)), tmp_path / "run")[1]
+    start = read_run(paths, ["env.max_frame=800"]).starts[0]
+    assert (start.status, start.lost == ()) == ("continues", exact)
 
 
 @pytest.mark.sampled(3)

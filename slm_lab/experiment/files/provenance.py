@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -70,6 +71,26 @@ def changed_versions(start: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """
     then, now = start.get("versions", {}), package_versions()
     return diff(then, {package: now.get(package) for package in then})
+
+
+def data_digest(where: str | None) -> str | None:
+    """Return the SHA-256 digest of the file in meta.demonstrations or, if it is a folder, of the files in the folder.
+
+    Returns None if there is no such file or folder, as for the id of a Minari data set.
+    """
+    if where is None:
+        return None
+    path = Path(where).expanduser()
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    try:
+        for file in files:
+            digest.update(file.relative_to(path).as_posix().encode())
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    except OSError:
+        return None
+    return digest.hexdigest()
 
 
 def package_versions() -> dict[str, str]:

@@ -21,7 +21,7 @@ from slm_lab.experiment.execute.local.interrupt import restore_handlers
 from slm_lab.experiment.execute.local.user_code import convert_build_errors, os_exit_raises
 from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths, file_stem, new_run
-from slm_lab.experiment.files.provenance import provenance
+from slm_lab.experiment.files.provenance import data_digest, provenance
 from slm_lab.experiment.files.storage import StoredPath
 from slm_lab.experiment.files.trackers import wait_for_trackers
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
@@ -281,6 +281,8 @@ class Trial(Experiment[RunPaths]):
         """
         continued = self._resumption
         start = [] if choices is None else [provenance({**choices, "start_method": start_method()}, self.plan.mode)]
+        if start and (digest := data_digest(self.spec.meta.demonstrations)) is not None:
+            start[0]["demonstrations_sha256"] = digest
         if continued is not None and start:
             changed = {path: {"from": old, "to": new} for path, (old, new) in continued.changes.items()}
             starts = {str(index): session.to_dict() for index, session in continued.starts.items()}

@@ -14,7 +14,7 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import readable_checkpoint
 from slm_lab.experiment.files.lock import ENDED
 from slm_lab.experiment.files.paths import RunPaths, not_a_run_message, run_paths_in
-from slm_lab.experiment.files.provenance import changed_versions
+from slm_lab.experiment.files.provenance import changed_versions, data_digest
 from slm_lab.experiment.files.sink import is_damaged
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
@@ -37,7 +37,8 @@ keys that may be changed."""
 _NO_EFFECT = re.compile(
     r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds|track)"
 )
-"""Pattern of the changeable spec keys whose values affect neither the training steps nor the rows of the tables."""
+"""Pattern of the changeable spec keys whose values affect neither the training steps nor the rows of the tables. (For env.max_frame, see
+also `_values_that_depend_on_max_frame`.)"""
 _IGNORED = re.compile(r"meta\.run\b.*")
 _SCHEDULE_END = re.compile(r"agent\.(.+\.)?(\w*lr_scheduler_spec\.frame|\w+_spec\.end_step)")
 """Pattern of the spec keys whose value is the frame at which a schedule ends."""
@@ -110,7 +111,7 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     changes = changed_keys(saved if begun_with is None else begun_with, spec)
     if begun_with is not None:
         _check_changes(changes, spec, paths)
-    continued = ContinuedRun(paths, spec, history, changes, _add_inexact_reasons(starts, changes, history))
+    continued = ContinuedRun(paths, spec, history, changes, _add_inexact_reasons(starts, changes, history, spec))
     if begun_with is not None and changes and not continued.sessions_to_run:
         listed = "".join(f"\n  {path}: {_format_value(old)} → {_format_value(new)}" for path, (old, new) in changes.items())
         raise UserError(
@@ -164,11 +165,17 @@ def _check_frames(continued: ContinuedRun) -> None:
 
 
 def _add_inexact_reasons(
-    starts: Mapping[int, SessionStart], changes: Mapping[str, Any], history: Sequence[dict[str, Any]]
+    starts: Mapping[int, SessionStart], changes: Mapping[str, Any], history: Sequence[dict[str, Any]], spec: Spec
 ) -> dict[int, SessionStart]:
-    """Return `starts` with additional reasons for inexact results: changed spec keys and changed package versions."""
+    """Return `starts` with additional reasons for inexact results: changed spec keys, recorded episodes and package versions."""
     reasons = [f"{path} was changed" for path in changes if not _NO_EFFECT.fullmatch(path)]
-    versions = changed_versions(history[-1]) if history else {}
+    if "env.max_frame" in changes and (dependent := _values_that_depend_on_max_frame(spec)):
+        reasons.append(f"env.max_frame was changed, which also changes {' and '.join(dependent)}")
+    last = history[-1] if history else {}
+    digest = None if "meta.demonstrations" in changes else last.get("demonstrations_sha256")
+    if digest is not None and data_digest(spec.meta.demonstrations) != digest:
+        reasons.append(f"the data of meta.demonstrations, {spec.meta.demonstrations}, have changed")
+    versions = changed_versions(last)
     reasons += [
         f"{package} {before} is no longer installed" if now is None else f"{package} {before} is now {now}"
         for package, (before, now) in versions.items()
@@ -176,6 +183,18 @@ def _add_inexact_reasons(
     return {
         index: replace(start, lost=(*start.lost, *reasons)) if start.status == "continues" else start for index, start in starts.items()
     }
+
+
+def _values_that_depend_on_max_frame(spec: Spec) -> list[str]:
+    """Return descriptions of the values that are computed from env.max_frame in each start of a run, instead of being saved in its spec."""
+    meta, self_play = spec.meta, spec.meta.self_play
+    anneal = getattr(spec.agent.algorithm, "entropy_anneal", None)
+    found = {
+        "the frames of evaluations": meta.may_evaluate and not meta.rigorous_eval and self_play is None,
+        "agent.algorithm.entropy_anneal": isinstance(anneal, int | float) and anneal is not False,
+        "meta.self_play.snapshot_frequency": self_play is not None and self_play.snapshot_frequency is None,
+    }
+    return [name for name, depends in found.items() if depends]
 
 
 def is_changeable_key(path: str) -> bool:

@@ -363,6 +363,20 @@ def test_without_a_threshold_nothing_is_said_of_solving(tmp_path: Path) -> None:
     assert compare([str(tmp_path / "a")], out=tmp_path / "out" / "here") == text  # again
 
 
+@pytest.mark.parametrize(("meta", "seeds"), [({}, 3), ({"sampler": {"async_rl": True}}, 4), ({"distributed": "shared"}, 3)])
+def test_a_repetition_with_the_same_seeds_is_not_another_seed(meta: dict[str, Any], seeds: int, tmp_path: Path) -> None:
+    """Runs with asynchronous workers or a shared net differ from their repetitions, and all of them count."""
+    shared = "distributed" in meta
+    runs = [
+        make_run(tmp_path / folder, returns, shared=shared, spec={"meta": {"random_seed": seed, **meta}})
+        for folder, returns, seed in (("a", [[0, 10]], 0), ("b", [[0, 10], [0, 20]], 0), ("c", [[0, 60]], 1))
+    ]
+    (setting,) = read_settings(list(map(str, runs)))
+    assert len(setting.seeds) == seeds
+    if not meta:
+        assert [run.paths.root for run in setting.runs] == runs[1:]
+
+
 def test_seeds_that_are_not_done_are_marked_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     spec = {"env": {"name": "CartPole-v1", "max_frame": 200}, "meta": {}}
     done = make_run(tmp_path / "a", [[0, 10], [0, 20]], spec=spec)

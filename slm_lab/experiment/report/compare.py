@@ -318,7 +318,8 @@ def read_settings(
     were confirmed). If a word names a study, all its runs are used, or only the runs with the entry, env and seed of `choice`. Failed runs
     and runs of mode dev that match a pattern are left out with a notice, but are compared if their folders are named. Runs in different
     envs belong to different settings, even if their labels are equal. If different specs have the same name, the spec keys that differ are
-    appended to the name of each setting, for example "ppo_cartpole gamma=0.5".
+    appended to the name of each setting, for example "ppo_cartpole gamma=0.5". If a run repeats another run with the same seeds, one of the
+    two is left out with a notice, since they are not independent seeds.
 
     Raises UserError if a word, a label or `choice` is invalid, or if a run has no rows. A notice is printed for runs with the same label
     but different specs, and for runs that failed or have not ended.
@@ -336,13 +337,36 @@ def read_settings(
             seen.add(folder)
             content = "" if labels else json.dumps(run.settings(), sort_keys=True)
             groups.setdefault((labels[index] if labels else run.name, run.env, content), []).append(run)
-    settings = _settings_from_groups(groups)
+    settings = _settings_from_groups({key: _without_repetitions(runs) for key, runs in groups.items()})
     for setting in settings:
         _report_status(setting)
         if differing := differing_keys([run.settings() for run in setting.runs]):
             more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
             notice(f"the runs of '{setting.name}' differ in {', '.join(differing[:3])}{more}")
     return settings
+
+
+def _without_repetitions(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs of a setting without repetitions of a run: of several runs with the same spec and the same seeds, only the run with
+    the most finished seeds is kept.
+
+    Runs that are not reproducible, with asynchronous rollout workers or a shared net, are all kept.
+    """
+    kept: dict[Any, Run] = {}
+    for number, run in enumerate(runs):
+        keys = run.settings()
+        asynchronous = keys.get("meta.distributed") == "shared" or keys.get("meta.sampler.async_rl", False)
+        seed = run.spec.get("meta", {}).get("random_seed")  # absent in runs of SLM Lab, which depend on the time
+        key = number if asynchronous or seed is None else (json.dumps(keys, sort_keys=True), seed, run.trial)
+        other = kept.setdefault(key, run)
+        if other is not run:
+            kept[key], out = (run, other) if _finished_seeds(run) > _finished_seeds(other) else (other, run)
+            notice(f"{out.paths.root} is left out: it repeats {kept[key].paths.root}, with the same spec and meta.random_seed {seed}")
+    return list(kept.values())
+
+
+def _finished_seeds(run: Run) -> int:
+    return sum(seed.status == "done" for seed in seed_results(run))
 
 
 def group_runs(runs: Iterable[Run]) -> list[Setting]:

@@ -307,3 +307,22 @@ def test_a_run_folder_that_was_renamed(tmp_path: Path) -> None:
     paths = trained(tmp_path, {"name": "CartPole-v1"})
     moved = paths.root.rename(tmp_path / "my agent")
     assert isinstance(load_agent(moved), LoadedAgent)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "refused"),
+    [("net", "hid_layers_activation", "relu", True), ("algorithm", "gamma", 0.5, False), ("env", "max_t", 5, True)],
+)
+def test_an_agent_is_not_loaded_with_an_edited_spec(section: str, key: str, value: Any, refused: bool, tmp_path: Path) -> None:
+    """An edited activation would fit the weights, and the agent would act otherwise than it was trained."""
+    paths = trained(tmp_path, {"name": "CartPole-v1"}, net={**NET, "hid_layers_activation": "tanh"})
+    load_agent(paths.root)
+    content = json.loads(paths.spec.read_text())
+    body = content["small"]
+    (body["env"] if section == "env" else body["agent"][section])[key] = value
+    paths.spec.write_text(json.dumps(content))
+    if not refused:
+        load_agent(paths.root)
+        return
+    with pytest.raises(UserError, match=key):
+        load_agent(paths.root)

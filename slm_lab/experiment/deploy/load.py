@@ -20,11 +20,13 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import CheckpointName, Training, TrainingChoice, checkpoint_names, find_training, readable_checkpoint
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.session.resume import changed_keys, is_changeable_key, trained_spec
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.text import last_line
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import format_json
 
 
 class LoadedAgent:
@@ -134,7 +136,8 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
     """Load the agent of a training from a checkpoint.
 
     If the best checkpoint cannot be used but another checkpoint can, log a notice and load the other checkpoint. Raises UserError if no
-    checkpoint can be used, or if the training has several policies and training.policy is None.
+    checkpoint can be used, if the training has several policies and training.policy is None, or if keys of the saved spec that affect the
+    agent or its env have been edited since the training.
 
     Args: session: index of the Session, or None for the Session with the best weights (see bundle.weights_sort_key).
     """
@@ -145,6 +148,7 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
     if not readable:
         raise UserError(_problems_text(problems, training, session) or _no_checkpoint_message(training, which, session))
     spec = load_spec(training.spec_file, training.spec_name, for_search=False, builds_env=False)
+    _check_spec_is_unchanged(training, spec)
     for path, bundle in readable:
         try:
             agent = build_loaded_agent(spec, path, bundle, device, training.name)
@@ -155,6 +159,26 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
             notice(f"{problem}; using {path.name}")
         return agent
     raise UserError(_problems_text(problems, training, session))
+
+
+def _check_spec_is_unchanged(training: Training, spec: Spec) -> None:
+    """Raise UserError if sections agent or env of the saved spec differ from those with which the last checkpoint was trained, except for
+    keys that can be changed when a run is continued."""
+    paths = training.paths
+    for index in _table_numbers(training, None):
+        path = paths.checkpoint(index - index % paths.policies, "last", training.trial)
+        try:
+            header = state.read_header(path) if path.is_file() else {}
+        except (state.BundleError, OSError):
+            continue
+        if not header.get("spec"):
+            continue
+        changes = changed_keys(trained_spec(header, spec), spec)
+        edited = {key: values for key, values in changes.items() if key.startswith(("agent.", "env.")) and not is_changeable_key(key)}
+        if edited:
+            listed = "".join(f"\n  {key}: {format_json(new)}; trained with {format_json(old)}" for key, (old, new) in edited.items())
+            raise UserError(f"{training.spec_file} was edited after the agent had been trained; restore these keys:{listed}")
+        return
 
 
 def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], device: str = "cpu", name: str = "") -> LoadedAgent:

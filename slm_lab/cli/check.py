@@ -26,15 +26,26 @@ def check(words: list[str], arguments: Namespace) -> int:
         raise UsageError(f"too many arguments after check FILE NAME: {' '.join(words[2:])}")
     file, name = check_file_argument(words[0]), words[1] if len(words) > 1 else None
     from slm_lab.spec.load.files import find_spec_file, is_study, raw_entries, raw_specs
+    from slm_lab.spec.report import SpecError
 
     studies = [key for key, raw in raw_entries(file)[1].items() if is_study(raw) and name in (None, key)]
     content: dict[str, Any] = {"file": str(find_spec_file(file)), "specs": [], "slm_lab": None, "studies": []}
-    code = OK
-    if not studies or (name is None and raw_specs(file)):
+    if not studies:
         code, found = _check_specs(file, name, arguments)
-        content |= found
-    if studies:
-        code, content["studies"] = _check_studies(file, studies, arguments)
+        return print_json(content | found) if arguments.json else code
+    failed: SpecError | None = None
+    specs = [] if name is not None else raw_specs(file)
+    if specs:
+        try:
+            content |= _check_specs(file, name, arguments)[1]
+        except SpecError as error:
+            failed = error
+    code, content["studies"], problems = _check_studies(file, studies, arguments)
+    if failed is not None or problems:
+        if not specs and len(studies) == 1:
+            raise SpecError(f"{content['file']} {studies[0]}", problems[studies[0]])
+        listed = [replace(one, path=f"{key}.{one.path}".rstrip(".")) for key, found in problems.items() for one in found]
+        raise SpecError(content["file"], [*([] if failed is None else failed.problems), *listed])
     return print_json(content) if arguments.json else code
 
 
@@ -81,14 +92,14 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int
 def _check_envs_of_other_specs(file: str, error: SpecError, arguments: Namespace) -> list[Problem]:
     """Check the envs of those specs in a file for which `error` contains no problem. Print the names of the specs whose envs are valid, and
     return the problems of all other checked specs."""
-    from slm_lab.spec.load.files import spec_names
+    from slm_lab.spec.load.files import raw_specs
     from slm_lab.spec.load.loader import load_with_notices, mark_set_arguments
     from slm_lab.spec.report import SpecError
 
     paths = [problem.path for problem in error.problems]
     if not all(paths):  # a problem without a path concerns the file or the option --set
         return []
-    others = [name for name in spec_names(file) if not any(path == name or path.startswith(f"{name}.") for path in paths)]
+    others = [name for name in raw_specs(file) if not any(path == name or path.startswith(f"{name}.") for path in paths)]
     found = {name: _env_problems(load_with_notices(file, name, arguments.set).specs) for name in others}
     if valid := [name for name in others if not found[name]]:
         _print_unless_json([f"{name}: valid" for name in valid], arguments)
@@ -108,54 +119,54 @@ def _env_problems(specs: Sequence[Spec]) -> list[Problem]:
     return [replace(one, path=f"{prefixes[spec.name]}{one.path}") for spec in given for one in env_argument_problems(spec.env)]
 
 
-def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[int, list[dict[str, Any]]]:
-    """Validate studies and print the runs of each study. With the option --build, also estimate the training time of each study. Return the
-    exit code and, for the option --json, one dict per valid study.
+def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[int, list[dict[str, Any]], dict[str, list[Problem]]]:
+    """Validate studies and print the runs of each study. With the option --build, also estimate the training time of each study.
 
-    Raises SpecError with the problems of all studies.
+    Returns: (exit code, for the option --json one dict per valid study, the problems of each invalid study).
     """
     from slm_lab.spec.load.study_file import load_study
     from slm_lab.spec.report import SpecError
 
     problems: dict[str, list[Problem]] = {}
     lines, valid = list[str](), list[dict[str, Any]]()
-    source = file
     for name in names:
         try:
             study = load_study(file, name, arguments.set)
         except SpecError as error:
-            problems[name], source = error.problems, error.source
+            problems[name] = error.problems
             continue
         first = {(run.entry, run.env): run.spec for run in study.runs}
         if found := _env_problems(list(first.values())):
-            problems[name], source = found, f"{file} {name}"
+            problems[name] = found
             continue
         lines.append(f"{name}: valid; {len(study.runs)} runs")
-        seeds = ", ".join(map(str, study.spec.random_seed))
-        lines += [f"  {entry}, {env}: random_seed {seeds}" for entry, env in first]
-        entries = [{"entry": entry, "env": env} for entry, env in first]
+        seeds: dict[tuple[str, str], list[int]] = {}
+        for run in study.runs:
+            seeds.setdefault((run.entry, run.env), []).append(run.random_seed)
+        lines += [f"  {entry}, {env}: random_seed {', '.join(map(str, found))}" for (entry, env), found in seeds.items()]
+        entries = [{"entry": entry, "env": env, "random_seed": found} for (entry, env), found in seeds.items()]
         valid.append({"name": name, "runs": len(study.runs), "entries": entries, "random_seed": list(study.spec.random_seed)})
         if arguments.build:
-            seconds, unknown = _study_time(file, name, list(first.values()), len(study.spec.random_seed), arguments)
+            runs = [len(seeds[key]) for key in first]
+            seconds, unknown = _study_time(file, name, list(first.values()), runs, arguments)
             valid[-1] |= {"seconds": seconds, "unmeasured": unknown}
             lines.append(_time_text(seconds, unknown))
     code = _print_unless_json(lines, arguments) if lines else OK
-    if not problems:
-        return code, valid
-    if len(names) == 1:
-        raise SpecError(source, problems[names[0]])
-    raise SpecError(file, [replace(one, path=f"{name}.{one.path}".rstrip(".")) for name, found in problems.items() for one in found])
+    return code, valid, problems
 
 
-def _study_time(file: str, name: str, specs: list[Spec], seeds: int, arguments: Namespace) -> tuple[float, int]:
+def _study_time(file: str, name: str, specs: list[Spec], runs: list[int], arguments: Namespace) -> tuple[float, int]:
     """Build the env and the agent of each spec of a study. Return the estimated training time of all runs of the study in seconds, and the
-    number of specs whose training time cannot be measured."""
+    number of specs whose training time cannot be measured.
+
+    Args: runs: number of runs of each spec.
+    """
     from slm_lab.experiment.plan import Plan
     from slm_lab.experiment.run.engine import expected_times
 
     times = expected_times(specs, Plan(device=arguments.device), f"{file} {name}")
-    known = [seconds for seconds in times if not math.isnan(seconds)]
-    return sum(known) * seeds, len(times) - len(known)
+    known = [seconds * count for seconds, count in zip(times, runs, strict=True) if not math.isnan(seconds)]
+    return sum(known), len(times) - len(known)
 
 
 def _time_text(seconds: float, unknown: int) -> str:

@@ -122,6 +122,35 @@ def test_check_names_the_valid_specs_beside_the_problems(spec_file: Path, capsys
     assert "other.env.max_frame" in printed.err
 
 
+def test_check_of_specs_and_studies_names_the_problems_of_both(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    specs = json.loads(spec_file.read_text())
+    specs["other"] = specs["other"] | {"env": {"name": "CartPole-v1", "max_frame": -1}}
+    specs["of_both"] = {"study": {"entries": [{"spec": "small"}, {"spec": "small", "label": "x" * 200}], "random_seed": [0]}}
+    entries = [{"spec": "small"}, {"spec": "small", "label": "more", "set": {"agent.algorithm.gamma": 0.5}, "random_seed": [7, 8]}]
+    specs["seeds"] = {"study": {"entries": entries, "random_seed": [0]}}
+    spec_file.write_text(json.dumps(specs))
+    assert main(["check", str(spec_file)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[:2] == ["small: valid", "seeds: valid; 3 runs"]
+    assert [line.rpartition(": ")[2] for line in printed.out.splitlines()[2:]] == ["random_seed 0", "random_seed 7, 8"]
+    assert "other.env.max_frame" in printed.err
+    assert "of_both.study.entries[1].label" in printed.err
+    del specs["other"], specs["of_both"]
+    spec_file.write_text(json.dumps(specs))
+    assert main(["check", str(spec_file)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"), [("a" * 100, True), ("a" * 101, False), ("漢" * 53, True), ("漢" * 54, False)], ids=["100", "101", "159", "162"]
+)
+def test_names_that_do_not_fit_into_the_names_of_files(name: str, valid: bool, spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec_file.write_text(json.dumps({name: json.loads(spec_file.read_text())["small"]}))
+    assert main(["check", str(spec_file)]) == (0 if valid else 2)
+    assert ("160 bytes" in capsys.readouterr().err) != valid
+    spec_file.write_text(json.dumps({name: {"study": {"entries": [{"spec": "demo.json:ppo_cartpole"}], "random_seed": [0]}}}))
+    assert main(["check", str(spec_file)]) == (0 if valid else 2)
+
+
 @pytest.mark.parametrize(
     "line", ["SPECS small train --data-dir SPECS", "SPECS small train --data-dir SPECS/below", "SPECS small --device cuda:99"]
 )

@@ -52,7 +52,7 @@ def test_check(spec_file: Path, answered: Answered, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("slm_lab.experiment.run.engine.check_builds", lambda specs, plan, source: ["observation: 4"])
     assert document(answered("check", spec_file, "other", "--build", "--json"))["specs"] == [{"name": "other", "builds": "observation: 4"}]
     study = document(answered("check", "a3c_vs_a2c.json", "a3c_vs_a2c_short", "--json"))["studies"][0]
-    assert study["runs"] == len(study["entries"]) * len(study["random_seed"])
+    assert study["runs"] == len(study["entries"]) * len(study["random_seed"]) == sum(len(one["random_seed"]) for one in study["entries"])
 
 
 def test_an_error_is_text_on_stderr(spec_file: Path, answered: Answered) -> None:

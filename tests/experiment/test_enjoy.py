@@ -319,6 +319,10 @@ def test_without_a_number_of_episodes_a_video_is_short(coin: RunPaths, monkeypat
     assert frames(played.video.path) == played.video.frames
 
 
+def missing_package(self: Coin) -> None:
+    raise gym.error.DependencyNotInstalled("pygame is not installed")
+
+
 def test_a_video_that_cannot_be_made(coin: RunPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors without ffmpeg, for an env that does not render, or if the folder cannot be made; no file is left."""
 
@@ -332,6 +336,9 @@ def test_a_video_that_cannot_be_made(coin: RunPaths, capsys: pytest.CaptureFixtu
     (coin.root / "video").write_text("a file")
     assert "cannot write" in refused()
     (coin.root / "video").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(Coin, "render", missing_package)
+        assert "pygame is not installed" in refused()
     monkeypatch.setattr(Coin, "step", lambda self, action: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         enjoy(Training(coin), EnjoyOptions(show="video"), Plan())

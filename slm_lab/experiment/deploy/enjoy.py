@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 
 from slm_lab.env.agent_spaces import image_channels
@@ -219,6 +220,8 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> EnjoyResult:
             video.close(keep=False)
         if isinstance(error, SpecError):
             raise mark_set_arguments(error, f"{training.spec_file} {spec.name}", options.sets) from None
+        if isinstance(error, gym.error.DependencyNotInstalled) and options.show is not None:
+            raise UserError(f"--{'render' if video is None else 'video'}: {env_spec.name} cannot be rendered: {error}") from None
         raise
     if video is not None:
         video.close(keep=True)

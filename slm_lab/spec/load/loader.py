@@ -32,7 +32,10 @@ from slm_lab.spec.report import (
     to_path,
 )
 
-_NAME = re.compile(r"(?=.{1,100}$)(?!\.+$)[\w.+=@-]+( [\w.+=@-]+)*")
+_NAME = re.compile(r"(?!\.+$)[\w.+=@-]+( [\w.+=@-]+)*")
+_NAME_CHARACTERS, _NAME_BYTES = 100, 160
+"""Maximum length of a spec name in characters and in bytes of UTF-8. The names of files contain the name of the spec, and most file systems
+limit the name of a file to 255 bytes."""
 
 
 @dataclass
@@ -105,6 +108,13 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
     return {spec.name: body | ({"search": search} if search else {})}
 
 
+def name_rule(name: str) -> str:
+    """Return the rule that the name of a spec or study violates, or "" if the name is valid."""
+    if len(name) > _NAME_CHARACTERS or len(name.encode(errors="surrogatepass")) > _NAME_BYTES:
+        return f"invalid spec name, which is too long; allowed: {_NAME_CHARACTERS} characters, and {_NAME_BYTES} bytes of UTF-8"
+    return "" if _NAME.fullmatch(name) else "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
+
+
 def load_with_notices(
     path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True, builds_env: bool = True
 ) -> LoadedSpecs:
@@ -119,8 +129,7 @@ def load_with_notices(
     loaded, used = LoadedSpecs(), set[str]()
     folder = None if isinstance(path, Mapping) else Path(source).parent
     options = LoadOptions(arguments.overrides, folder, for_search, builds_env)
-    rule = "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
-    problems = [Problem(key, rule) for key in keys if not _NAME.fullmatch(key)]
+    problems = [Problem(key, rule) for key in keys if (rule := name_rule(key))]
     for key in keys:
         prefix = f"{key}." if name is None else ""
         for made, spec, report in _load_entry(key, entries[key], arguments, used, options):

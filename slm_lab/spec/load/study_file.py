@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from slm_lab.spec.load.files import find_spec_file, raw_entries
-from slm_lab.spec.load.loader import dump_spec, load_with_notices, log_notices, parse_set_arguments
+from slm_lab.spec.load.loader import dump_spec, load_with_notices, log_notices, name_rule, parse_set_arguments
 from slm_lab.spec.load.validate import add_validation_problems
 from slm_lab.spec.models.spec import Spec, models_at
 from slm_lab.spec.models.study import Study, StudyEntry, StudyEnv, StudyRun, StudySpec
@@ -38,6 +38,8 @@ OPERATIONAL = (
     "meta.track",
 )  # fmt: skip
 """Prefixes of the paths of those spec keys that do not affect what the agent learns."""
+_LABEL_BYTES = 190
+"""Maximum number of bytes of an entry's label and an env's label together. Most file systems limit the name of a file to 255 bytes."""
 
 
 def settings_that_affect_results(spec: Spec) -> dict[str, Any]:
@@ -86,6 +88,8 @@ def load_study(path: str | Path, name: str, sets: Sequence[str] = ()) -> Study:
     """Load the study `name` of a spec file and the specs of all its runs. Raises SpecError with all problems of the study."""
     source, entries = study_entries(path, name)
     raw, where, report = entries[name], f"{source} {name}", Report()
+    if rule := name_rule(name):
+        raise SpecError(where, [Problem("", rule)])
     unknown = [key for key in raw if key not in ("study", "$schema")]
     beside = [Problem(key, f"unknown key beside 'study'{nearest_hint(key, ['study'])}", "unknown") for key in unknown]
     body = _apply_set_arguments(json.loads(json.dumps(raw["study"])), sets, report)
@@ -236,6 +240,12 @@ class _RunPlanner:
             _add_label_problem(index, key[0], self.entries[key], self.report)
             return
         self.entries[key] = index
+        if (length := sum(len(label.encode(errors="surrogatepass")) for label in key)) > _LABEL_BYTES:
+            is_env = env is not None and len(key[1]) > len(key[0])
+            at: KeyPath = ("envs", self.study.envs.index(env), "label") if env is not None and is_env else ("entries", index, "label")
+            rule = f"the labels of the entry and the env have {length} bytes of UTF-8 together; allowed: {_LABEL_BYTES}"
+            self.report.add_problem(at, f"{rule}, because files are named after them")
+            return
         published = None if env is None else env.published.get(key[0]) if isinstance(env.published, dict) else env.published
         if (score := entry.published if published is None else published) is not None:
             self.scores[key] = score

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict
+from pydantic import BeforeValidator, Field, Strict
 
-from slm_lab.spec.models.base import PATTERN, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, Seed, SpecModel
+from slm_lab.spec.models.base import PATTERN, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, Seed, SpecModel, to_integer
 
 
 class SearchResources(SpecModel):
@@ -34,6 +34,7 @@ SearchMetric = Literal[
 """Metrics by which a search compares trials. For all of these metrics, higher values are better."""
 
 
+Threads = Annotated[int, Strict(), Field(gt=0, le=1024), BeforeValidator(to_integer)]
 StartMethod = Literal["auto", "forkserver", "spawn"]
 
 
@@ -127,7 +128,7 @@ class MetaSpec(SpecModel):
     which rows × inputs × outputs is at least 2^21 (2^29 on AMD processors with AVX-512 before Zen 5), and MKL computes smaller products.
     With "mkl", MKL computes all products. With "auto", "onednn" is used on AMD processors with AVX-512 (oneDNN is twice as fast on Zen 5),
     and torch's default library on other processors. Results with different libraries differ by rounding. meta.run records the library."""
-    threads: Positive | Literal["auto"] = "auto"
+    threads: Threads | Literal["auto"] = "auto"
     """Number of threads of an update on the CPU. Acting always uses one thread. With "auto", an update uses one thread if the net has no
     convolutions, or if other processes learn or act at the same time (distributed, an asynchronous sampler) or may do so (--jobs, a search,
     a study); otherwise, it uses as many threads as there are cores per concurrent Session, at most 8. Results with the same number of

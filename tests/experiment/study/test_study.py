@@ -113,6 +113,18 @@ def test_runs_of_a_changed_entry_are_set_aside(study: StudyPaths, tmp_path: Path
     assert {one.settings()["agent.net.optim_spec.lr"] for (entry, _), one in results(study).items() if entry == "fast"} == {0.02}
 
 
+@pytest.mark.parametrize("content", ["", '{"entry": "fast"', "[]"])
+def test_a_damaged_identity_file_is_written_again(content: str, study: StudyPaths, tmp_path: Path) -> None:
+    before = written(study)
+    identity, *_ = sorted(study.runs.glob("*/study_run.json"))
+    text = identity.read_text(encoding="utf-8")
+    identity.write_text(content, encoding="utf-8")
+    study.result(identity.parent.name).unlink()
+    run(tmp_path, study)
+    assert identity.read_text(encoding="utf-8") == text
+    assert written(study) == before
+
+
 def test_runs_of_another_version_are_refused(study: StudyPaths, tmp_path: Path) -> None:
     """Keys may have another meaning in another version, so its runs are not compared, moved or trained."""
     before = written(study)

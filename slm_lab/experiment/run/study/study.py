@@ -323,6 +323,12 @@ class StudyExperiment(Experiment[StudyPaths]):
             raise UserError(f"{file} has spec_version {version}; expected {SPEC_VERSION}: another version of slm_lab trained this run")
         return identity
 
+    def _has_identity(self, folder: StudyRunFolder, identity: Mapping[str, Any]) -> bool:
+        """Return whether the identity file of a run exists, can be read and contains `identity`."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return folder.identity.is_file() and self._read_identity(folder) == identity
+        return False
+
     def _current_identity(self, identity: Mapping[str, Any]) -> tuple[str, int]:
         """Return the digest and the random_seed of a run.
 
@@ -388,7 +394,7 @@ class StudyExperiment(Experiment[StudyPaths]):
             if folder.root.is_dir() or not file.is_file():
                 folder.root.mkdir(exist_ok=True)
                 # the run is new or relabelled, or its settings have newer keys
-                if not folder.identity.is_file() or self._read_identity(folder) != identity:
+                if not self._has_identity(folder, identity):
                     _write_json(folder.identity, identity)
                 state.failures = sum(map(has_failed, folder.run_folders()))
             if file.is_file():

@@ -124,19 +124,23 @@ def _show_differences(request: Request, paths: RunPaths) -> None:
     from slm_lab.experiment.session.resume import changed_keys
     from slm_lab.lib.log import notice
     from slm_lab.lib.text import last_line
-    from slm_lab.spec.load.loader import load_spec
+    from slm_lab.spec.load.loader import load_with_notices
     from slm_lab.spec.report import SpecError
 
     file, name = request.file, request.name
     if name is None:
         return
     try:
-        given = load_spec(file, name, for_search=False)
+        given = load_with_notices(file, name, for_search=False).specs
     except SpecError as error:  # the file was changed, or has variables (only the saved spec contains their values)
         notice(f"{file} {name} is not compared with the saved spec: {last_line(str(error))}")
         return
-    for path, (in_file, saved) in changed_keys(given, load_spec(paths.spec, paths.spec_name, for_search=False)).items():
-        notice(f"{path}: {in_file} in {file}, {saved} in the saved spec; the saved spec is used")
+    if len(given) > 1:
+        notice(f"{file} {name} is not compared with the saved spec: it expands to {len(given)} specs")
+        return
+    (saved,) = load_with_notices(paths.spec, paths.spec_name, for_search=False).specs  # the continued run logs the notices of this spec
+    for path, (in_file, in_run) in changed_keys(given[0], saved).items():
+        notice(f"{path}: {in_file} in {file}, {in_run} in the saved spec; the saved spec is used")
 
 
 def _search(request: Request, arguments: Namespace) -> None:

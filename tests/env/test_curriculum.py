@@ -136,6 +136,8 @@ def test_rules() -> None:
         ([[0, 1], [5]], "must be a list of pairs [frame, value] with numbers as frames; item 1 is [5]"),
         ([[5, 1]], "the first frame must be 0, not 5"),
         ([[0, 1], [5, 2], [5, 3]], "the frames must increase"),
+        ([[0, 1], [5, "x"], [6, 3.0]], "the values must be of one kind"),
+        ({"by": "return", "start": "easy", "steps": [[5, 1]]}, "the values must be of one kind"),
         ({"by": "reward", "start": 0}, '"by" must be "return"'),
         ({"by": "return", "steps": [[1, 2]]}, '"start" is missing; keys: by, start, steps, episodes'),
         ({"by": "return", "start": 1, "steps": []}, '"steps" must be a list of one or more pairs [return, value], not []'),

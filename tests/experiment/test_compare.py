@@ -7,7 +7,8 @@ import csv
 import errno
 import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -490,22 +491,26 @@ def test_the_columns_that_the_command_line_takes() -> None:
 
 @pytest.mark.usefixtures("pictures")
 def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """If a graph fails, a notice is shown; a full disk is an error that leaves no empty folder."""
+    """If a graph fails, a notice is shown; a file that cannot be written is an error that leaves no empty folder."""
 
     def fail(*_: object) -> None:
         raise ValueError("no ink")
 
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def refuse(error: int) -> Callable[..., None]:
+        def refused(*_: Any, **__: Any) -> None:
+            raise OSError(error, os.strerror(error))
+
+        return refused
 
     run = str(make_run(tmp_path / "a", [[0, 10]]))
     monkeypatch.setattr(PNGRenderer, "__init__", fail)
     text = compare([run], out=tmp_path / "out")
     assert caplog.messages == ["cannot draw graphs: ValueError: no ink"]
     assert text.splitlines()[-2].endswith("compare_table.json")
-    monkeypatch.setattr("slm_lab.experiment.report.writer.replace_file", full)
-    with pytest.raises(UserError, match="disk full"):
-        compare([run], data_dir=tmp_path / "data")
+    for error, reason in ((errno.ENOSPC, "disk full"), (errno.EFBIG, "File too large"), (errno.EROFS, "Read-only file system")):
+        monkeypatch.setattr("slm_lab.experiment.report.writer.replace_file", refuse(error))
+        with pytest.raises(UserError, match=reason):
+            compare([run], data_dir=tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
 
 

@@ -128,6 +128,7 @@ def test_a_continued_run_does_not_evaluate_nothing(tmp_path: Path) -> None:
     ("algorithm", "sections", "exact"),
     [
         ("PPO", {"meta": {"eval_episodes": 0}}, True),
+        ("PPO", {}, False),
         ("PPO", {"meta": {"rigorous_eval": 2, "eval_frequency": 400}}, True),
         ("PPO", {"meta": {"eval_episodes": 2}}, False),
         ("SoftActorCritic", {"meta": UNEVALUATED, "algorithm": {**EARLY, "entropy_anneal": 0.1}}, False),

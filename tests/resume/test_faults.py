@@ -36,7 +36,7 @@ def ppo(frames: int = 1200, **meta: Any) -> Case:
 
 def endless(**meta: Any) -> Case:
     """Return a case that trains until the test stops it; `--set env.max_frame` sets an end."""
-    return ppo(10**9, **meta)
+    return ppo(10**9, eval_episodes=0, **meta)  # the frames of evaluations would depend on env.max_frame
 
 
 def until(condition: Callable[[], Any], *running: Running, seconds: float = 120.0) -> None:
@@ -562,6 +562,16 @@ def test_a_run_of_slm_lab_is_not_continued(done: Project) -> None:
     body = json.loads(paths.spec.read_text())["small"]
     paths.spec.write_text(json.dumps({"name": "small", **body}))
     refused(done, f"train@{paths.root}", says="is a run of SLM Lab, which cannot be continued")
+
+
+def test_notices_about_the_saved_spec_appear_once(done: Project) -> None:
+    """FILE and NAME only serve for the comparison with the saved spec."""
+    body = json.loads(done.paths.spec.read_text())
+    body["small"]["search"] = {"agent.algorithm.gamma__choice": [0.9, 0.99]}
+    for file in (done.paths.spec, done.folder / "spec.json"):
+        file.write_text(json.dumps(body))
+    text = done.run("spec.json", "small", "train@latest")
+    assert text.count("search: ") == 1, text
 
 
 def test_a_changed_net(done: Project) -> None:

@@ -94,6 +94,16 @@ def test_overrides_that_do_not_fit(specs: Specs, text: str, problem: str) -> Non
     assert specs.problems({"agent.net.hid_layers": [8, 8]}, [text]) == [problem]
 
 
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [("env.max_frame=1e400", "--set env.max_frame=1e400"), ("lr=NaN", "--set lr=NaN"), (".=1", "--set"), ("env..=1", "--set")],
+)
+def test_arguments_that_cannot_be_parsed(specs: Specs, text: str, source: str) -> None:
+    with pytest.raises(SpecError) as error:
+        load_spec(specs.file({"ppo": PPO}), "ppo", [text])
+    assert error.value.source == source
+
+
 def test_problems_say_whether_they_come_from_set(specs: Specs) -> None:
     changes = {"env.name": "${env}", "env.num_envs": 0, "env.normalize_state": "${norm}", "agent.algorithm.lam": "${lam}"}
     found = specs.problems(changes | {"spec_params": {"lam": [7]}}, ["env=CartPol-v1", "norm=8", "agent.algorithm.gamma=2"])

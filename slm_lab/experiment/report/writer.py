@@ -19,14 +19,13 @@ from slm_lab.lib.files import indented_json, nonfinite_to_none, replace_file
 from slm_lab.lib.log import notice
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Writer:
-    """Writes files and figures in the folder `root`. If a file cannot be written, a notice is printed.
+    """Writes files and figures in the folder `root`. If the content of a file cannot be computed, a notice is printed.
 
-    If the disk is full or the folder cannot be written to, all further files are skipped, and `close` prints one notice with the number of
-    items that are missing.
+    If a file cannot be written, for example because the disk is full, all further files are skipped, and `close` prints one notice with the
+    number of items that are missing.
     """
 
     def __init__(self, root: Path) -> None:
@@ -47,13 +46,15 @@ class Writer:
             if self.reason:
                 break
             try:
-                replace_file(path, content())
-                self.files += [path] if what else []
+                data = content()
             except Exception as error:
-                if isinstance(error, OSError) and error.errno in (*_FULL, *_READ_ONLY):
-                    self.reason = "disk full" if error.errno in _FULL else f"the folder cannot be written to ({error.strerror})"
-                else:
-                    notice(f"{path.name} failed: {type(error).__name__}: {error}")
+                notice(f"{path.name} failed: {type(error).__name__}: {error}")
+                continue
+            try:
+                replace_file(path, data)
+                self.files += [path] if what else []
+            except OSError as error:
+                self.reason = "disk full" if error.errno in _FULL else f"the folder cannot be written to ({error.strerror or error})"
         if self.reason and what:
             self._missing[what] += 1
 
@@ -82,7 +83,7 @@ class Writer:
             notice(f"cannot draw {what}: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """If the disk was full or the folder could not be written to, print one notice with the reason and the number of missing items.
+        """If a file could not be written, print one notice with the reason and the number of missing items.
 
         An item is what one call of `write` writes, for example a graph, which has two files. Other errors are announced when they occur.
         """

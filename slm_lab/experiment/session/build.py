@@ -100,7 +100,8 @@ class SessionParts:
         """Settings that were chosen for this machine, to be recorded in meta.run.
 
         The dict contains the env backends, the matrix product backend, the number of threads of an update, the name of the CPU and, with
-        meta.eval_episodes="auto", the number of evaluation episodes.
+        meta.eval_episodes="auto", the number of evaluation episodes and the time limit of an episode (0 if there is no limit), on which
+        this number depends.
         """
         assert self.source is not None
         matmul = resolve_matmul_library(self.spec.meta.matmul, self.device)
@@ -114,7 +115,9 @@ class SessionParts:
         }
         if learner.eval_env is not None:
             chosen["eval_backend"] = learner.eval_env.info.backend
-        return chosen | ({"eval_episodes": episodes} if self.spec.meta.eval_episodes == "auto" else {})
+        if self.spec.meta.eval_episodes == "auto":
+            chosen |= {"eval_episodes": episodes, "time_limit": self.env_info.time_limit or 0}
+        return chosen
 
     def close(self) -> None:
         """Release envs and processes. If an env fails to close or does not close in time, the env is abandoned with a notice."""

@@ -169,9 +169,9 @@ def _add_inexact_reasons(
 ) -> dict[int, SessionStart]:
     """Return `starts` with additional reasons for inexact results: changed spec keys, recorded episodes and package versions."""
     reasons = [f"{path} was changed" for path in changes if not _NO_EFFECT.fullmatch(path)]
-    if "env.max_frame" in changes and (dependent := _values_that_depend_on_max_frame(spec)):
-        reasons.append(f"env.max_frame was changed, which also changes {' and '.join(dependent)}")
     last = history[-1] if history else {}
+    if "env.max_frame" in changes and (dependent := _values_that_depend_on_max_frame(spec, last)):
+        reasons.append(f"env.max_frame was changed, which also changes {' and '.join(dependent)}")
     digest = None if "meta.demonstrations" in changes else last.get("demonstrations_sha256")
     if digest is not None and data_digest(spec.meta.demonstrations) != digest:
         reasons.append(f"the data of meta.demonstrations, {spec.meta.demonstrations}, have changed")
@@ -185,16 +185,32 @@ def _add_inexact_reasons(
     }
 
 
-def _values_that_depend_on_max_frame(spec: Spec) -> list[str]:
-    """Return descriptions of the values that are computed from env.max_frame in each start of a run, instead of being saved in its spec."""
-    meta, self_play = spec.meta, spec.meta.self_play
+def _values_that_depend_on_max_frame(spec: Spec, last: Mapping[str, Any]) -> list[str]:
+    """Return descriptions of the values that are computed from env.max_frame in each start of a run, instead of being saved in its spec.
+
+    Args:
+        spec: spec of the continued run, with the changed env.max_frame.
+        last: entry of meta.run that describes the previous start of the run.
+    """
+    self_play = spec.meta.self_play
     anneal = getattr(spec.agent.algorithm, "entropy_anneal", None)
     found = {
-        "the frames of evaluations": meta.may_evaluate and not meta.rigorous_eval and self_play is None,
+        "the frames of evaluations": _evaluations_depend_on_max_frame(spec, last),
         "agent.algorithm.entropy_anneal": isinstance(anneal, int | float) and anneal is not False,
         "meta.self_play.snapshot_frequency": self_play is not None and self_play.snapshot_frequency is None,
     }
     return [name for name, depends in found.items() if depends]
+
+
+def _evaluations_depend_on_max_frame(spec: Spec, last: Mapping[str, Any]) -> bool:
+    meta = spec.meta
+    if meta.rigorous_eval or meta.self_play is not None or not meta.may_evaluate:
+        return False
+    if meta.eval_episodes != "auto" or last.get("eval_episodes") != 0 or "time_limit" not in last:
+        return True
+    from slm_lab.experiment.training.evaluate import plan_evaluation
+
+    return plan_evaluation(spec, spec.session_frames, last["time_limit"] or None) is not None
 
 
 def is_changeable_key(path: str) -> bool:

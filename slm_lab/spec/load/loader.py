@@ -290,14 +290,14 @@ def parse_set_arguments(sets: Sequence[str]) -> SetArguments:
     parsed, problems = SetArguments(), []
     for text in sets:
         name, equals, value = (part.strip() for part in text.partition("="))
-        if not equals or not to_path(name):
+        if not equals or not to_path(name) or "" in to_path(name):
             problems.append(Problem("", f"must be name=value or path.to.key=value, not {format_json(text)}"))
         elif "." in name or "[" in name:
             path = to_path(name)
             parsed.overrides.pop(path, None)  # the last value of a key is also set last: a section may have been set in between
-            parsed.overrides[path] = parse_value(value)
+            parsed.overrides[path] = parse_value(value, name)
         else:
-            parsed.variables[name] = parse_value(value)
+            parsed.variables[name] = parse_value(value, name)
     if problems:
         raise SpecError("--set", problems)
     return parsed
@@ -315,15 +315,18 @@ def mark_set_arguments(error: SpecError, source: str, sets: Sequence[str]) -> Sp
     return SpecError(source, problems)
 
 
-def parse_value(text: str) -> Any:
-    """Return the value of a --set argument, parsed as JSON, True, False or None. Any other text is returned as a string."""
+def parse_value(text: str, name: str = "") -> Any:
+    """Return the value of a --set argument, parsed as JSON, True, False or None. Any other text is returned as a string.
+
+    Args: name: key or variable of the argument, for error messages.
+    """
     if text in _WORDS:
         return _WORDS[text]
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return to_plain_json(value, f"--set {text[:40]}")
+    return to_plain_json(value, f"--set {name}={text[:40]}" if name else f"--set {text[:40]}")
 
 
 def expand_spec_params(params: Any, given: Mapping[str, Any], report: Report) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from slm_lab.spec.models.base import Schedule
 
 EPISODES = 20
 """Default number of episodes whose mean return is compared with the return at which the value changes."""
+_KINDS = {int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
 _RETURN_KEYS = {"by", "start", "steps", "episodes"}
 
 
@@ -67,6 +69,7 @@ def parse_rule(value: Any) -> Rule:
         steps = _check_pairs(value, "frame")
         if steps[0][0] != 0:
             raise ValueError(f"the first frame must be 0, not {steps[0][0]}: the first value is used from the start of training")
+        _check_kinds([step[1] for step in steps])
         return StepRule("frame", *_split_pairs(steps))
     if isinstance(value, dict) and "by" in value:
         return _parse_return_rule(value)
@@ -100,6 +103,7 @@ def _parse_return_rule(value: dict[str, Any]) -> StepRule:
     if type(episodes) is not int or episodes < 1:
         raise ValueError(f'"episodes" must be a whole number ≥ 1, not {json.dumps(episodes)}')
     bounds, values = _split_pairs(_check_pairs(value["steps"], "return"))
+    _check_kinds([value["start"], *values])
     return StepRule("return", (-math.inf, *bounds), (value["start"], *values), episodes)
 
 
@@ -114,6 +118,15 @@ def _check_pairs(steps: Any, what: Literal["frame", "return"]) -> list[Any]:
     if what == "frame" and any(later[0] <= step[0] for step, later in pairwise(steps)):  # a harder env may give lower returns
         raise ValueError("the frames must increase")
     return steps
+
+
+def _check_kinds(values: Sequence[Any]) -> None:
+    """Raise ValueError if some values of a schedule are numbers and others are strings, lists or objects. The value null and booleans can
+    be combined with all values."""
+    kinds = {_KINDS[type(value)]: value for value in values if value is not None and not isinstance(value, bool)}
+    if len(kinds) > 1:
+        (kind, value), (other, other_value), *_ = kinds.items()
+        raise ValueError(f"the values must be of one kind; {json.dumps(value)} is {kind}, and {json.dumps(other_value)} is {other}")
 
 
 def _split_pairs(steps: list[Any]) -> tuple[tuple[float, ...], tuple[Any, ...]]:

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,12 @@ class Case:
     exact: bool = True
 
     def body(self) -> dict[str, Any]:
-        """Return the body of the spec."""
+        """Return the body of the spec, which the caller may change."""
         parts = self.sections
         agent: dict[str, Any] = {"name": self.algorithm, "algorithm": {"name": self.algorithm, **parts.get("algorithm", {})}}
         agent |= {key: parts[key] for key in ("memory", "net", "policies") if key in parts}
         meta = {"random_seed": 3, "log_frequency": 100, "save_interval": 0.05, **parts.get("meta", {})}
-        return {"agent": agent, "env": {"name": self.env, "max_frame": self.frames, **parts.get("env", {})}, "meta": meta}
+        return deepcopy({"agent": agent, "env": {"name": self.env, "max_frame": self.frames, **parts.get("env", {})}, "meta": meta})
 
 
 _REPLAY = {"name": "Replay", "batch_size": 16, "max_size": 5000}

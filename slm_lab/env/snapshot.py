@@ -1,12 +1,12 @@
 """Saving and loading the state of a single env with its wrappers as plain Python objects, so that a run can continue in the middle of an
 episode.
 
-A layer is the env or one of its wrappers. The state of a layer consists of its attributes: numbers, strings, arrays, random generators
-(including the generators of spaces), other envs, MuJoCo's simulation data, members of enumerations, and containers or objects of such
-values. Methods of the layer, and functions and classes of the env's package are saved by name. If two attributes refer to the same object,
-they also do so after loading. If an env or wrapper has methods `state_dict()` and `load_state_dict(state)`, these methods are used instead
-of the attributes. An env with attributes of other types, such as a C++ object, an open file or a set, cannot be saved. The order of a set
-depends on all earlier insertions and removals, which a copy does not repeat.
+A layer is the env or one of its wrappers. The state of a layer consists of its attributes: numbers, strings, paths, arrays, random
+generators (including the generators of spaces), other envs, MuJoCo's simulation data, and containers or objects of such values. Methods of
+layers and objects, and functions, classes and members of enumerations of the env's package are saved by name. If two attributes refer to
+the same object, they also do so after loading. If an env or wrapper has methods `state_dict()` and `load_state_dict(state)`, these methods
+are used instead of the attributes. An env with attributes of other types, such as a C++ object, an open file or a set, cannot be saved. The
+order of a set depends on all earlier insertions and removals, which are not saved.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from gymnasium.envs.registration import EnvSpec
 
 from slm_lab.lib.rng import generator_state, set_generator_state
 
-_STATELESS = (EnvSpec, PurePath, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
-"""Types of attributes that are not saved, unless they can be saved by name, because they contain no state of an episode."""
+_STATELESS = (EnvSpec, BuiltinFunctionType, ModuleType)
+"""Types of attributes that contain no state of an episode and are not saved. (Functions and classes of other packages are not saved
+either.)"""
 _STATELESS_CLASSES = ("MujocoRenderer",)
 _OF_THE_BACKEND = ("_np_random", "_np_random_seed")
 """Attributes of the innermost env that this module does not save, because `Backend.rng_states` saves these attributes."""
@@ -60,7 +61,7 @@ def env_state(env: gym.Env[Any, Any]) -> list[Any]:
 def load_env_state(env: gym.Env[Any, Any], state: list[Any]) -> None:
     """Load a state that `env_state` returned into an env that was built in the same way and has been reset. Raises NotSavable if the state
     does not fit the env."""
-    _Decoder().restore_layers(env, state)
+    _Decoder().decode_layers(env, state)
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
@@ -130,11 +131,27 @@ class _Encoder:
         """Envs and wrappers whose states were saved or are being saved."""
         self.packages: set[str] = set()
         """Top-level packages of these envs and wrappers."""
+        self.rng: Any = None
+        """Random generator of the innermost env, which `Backend.rng_states` saves."""
+        self.methods: list[tuple[Any, dict[str, Any], str, MethodType]] = []
+        """(object, encoded attributes of the object, name of an attribute, method) for each attribute whose value is a method. Methods are
+        encoded last, after the objects to which they belong."""
 
     def encode_layers(self, env: gym.Env[Any, Any]) -> list[Any]:
-        if all(type(layer).__module__.startswith("gymnasium.") for layer in _layers(env)):
+        layers = _layers(env)
+        if all(type(layer).__module__.startswith("gymnasium.") for layer in layers):
             self.stateless = (*_STATELESS_CLASSES, "MjModel")  # Gymnasium's own envs never change the model
-        return self._encode_env(env, _OF_THE_BACKEND)
+        self.rng = getattr(layers[-1], "_np_random", None)
+        state = self._encode_env(env, _OF_THE_BACKEND)
+        for owner, attributes, name, method in self.methods:
+            reference = self._encode_method(method)
+            if reference is not None:
+                attributes[name] = reference
+            elif any(owner is layer for layer in self.saved):
+                del attributes[name]  # a method of an object outside the env's state
+            else:
+                raise NotSavable(f"{type(owner).__name__}.{name}: a method of a {type(method.__self__).__name__}")
+        return state
 
     def _encode_env(self, env: gym.Env[Any, Any], left_out: Sequence[str]) -> list[Any]:
         """Return a list of the states of an env's wrappers and of the env itself.
@@ -151,44 +168,45 @@ class _Encoder:
         if not _is_pure_python(layer):
             raise NotSavable(f"{layer_type.__name__} is not written in Python alone")
         if callable(getattr(layer_type, "state_dict", None)) and callable(getattr(layer_type, "load_state_dict", None)):
-            return {"class": _class_name(layer), "own": layer.state_dict()}
-        return {"class": _class_name(layer), "attributes": self._encode_attributes(layer, left_out)}
+            return {"class": _name(layer_type), "own": layer.state_dict()}
+        return {"class": _name(layer_type), "attributes": self._encode_attributes(layer, left_out)}
 
     def _encode_attributes(self, owner: Any, left_out: Sequence[str] = ()) -> dict[str, Any]:
-        saved = {}
+        saved: dict[str, Any] = {}
         if type(owner).__module__.startswith(_TABLES[0]):
             left_out = (*left_out, _TABLES[1])
         for name, value in vars(owner).items():
-            if name in left_out:
+            if name in left_out or self._is_stateless(value):
                 continue
-            if (reference := self._encode_reference(owner, value)) is not None:
-                saved[name] = reference
-            elif not self._is_stateless(value):
-                try:
-                    saved[name] = self._encode(value, attribute=True)
-                except NotSavable as error:
-                    raise NotSavable(f"{type(owner).__name__}.{name}: {error}") from None
+            if isinstance(value, MethodType):
+                saved[name] = None  # replaced in `encode_layers`
+                self.methods.append((owner, saved, name, value))
+                continue
+            try:
+                saved[name] = self._encode(value, attribute=True)
+            except NotSavable as error:
+                raise NotSavable(f"{type(owner).__name__}.{name}: {error}") from None
         return saved
 
     def _is_stateless(self, value: Any) -> bool:
-        if isinstance(value, gym.Space):
-            return all(space._np_random is None for space in _spaces(value))
+        match value:
+            case gym.Space():
+                return all(space._np_random is None for space in _spaces(value))
+            case FunctionType() | type():
+                return not self._has_name(value)
         return isinstance(value, _STATELESS) or type(value).__name__ in self.stateless
 
-    def _encode_reference(self, owner: Any, value: Any) -> tuple[str, int, Any] | None:
-        """Encode an attribute value that is saved by name or by number: an env or wrapper that was saved before, a method of `owner`, or
-        a function or class of the env's package. Return None for all other values."""
-        for number, layer in enumerate(self.saved):
-            if value is layer:
-                return "layer", -1, number
-        match value:
-            case MethodType() if value.__self__ is owner and getattr(type(owner), value.__name__, None) is value.__func__:
-                return "method", -1, value.__name__
-            case FunctionType() | type() if _find_by_name(_name(value), self.packages) is value:
-                return "named", -1, _name(value)
-        return None
+    def _has_name(self, value: Any) -> bool:
+        """Return whether a function, a class or a member of an enumeration can be found by its name in the packages of the env."""
+        return _find_by_name(_name(value), self.packages) is value
 
     def _encode(self, value: Any, *, attribute: bool = False) -> tuple[str, int, Any]:
+        """Encode a value. Raises NotSavable.
+
+        Args: attribute: whether the value is an attribute, and not an item of a container.
+        """
+        if (encoded := self._encode_reference(value)) is not None:
+            return encoded
         match value:
             case np.generic():  # before float: np.float64 is a subclass
                 return "scalar", -1, _array(np.asarray(value))
@@ -198,22 +216,47 @@ class _Encoder:
                 return "bytes", -1, value.decode("latin-1")
             case PurePath() if type(value) in (type(Path()), type(PurePath())):
                 return "path", -1, (str(value), isinstance(value, Path))
-            case Enum() if _find_by_name(f"{_class_name(value)}.{value.name}", self.packages) is value:
-                return "named", -1, f"{_class_name(value)}.{value.name}"
-        if type(value) is tuple:
-            return "tuple", -1, [self._encode(item) for item in value]
         if id(value) in self.numbered:
             return "same", self.numbered[id(value)][0], None
-        number = len(self.numbered)
-        self.numbered[id(value)] = number, value
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             raise NotSavable(f"values that are nested more than {_MAX_DEPTH} levels deep")
-        kind, content = self._encode_content(value)
+        if type(value) is tuple:
+            number, kind, content = -1, "tuple", [self._encode(item) for item in value]
+        else:
+            number = len(self.numbered)
+            self.numbered[id(value)] = number, value
+            kind, content = self._encode_content(value)
         self.depth -= 1
         if kind in _IN_PLACE and not attribute and not (kind == "object" and content[2]):
             raise NotSavable(f"a {type(value).__name__} in a container")
         return kind, number, content
+
+    def _encode_reference(self, value: Any) -> tuple[str, int, Any] | None:
+        """Encode a value that is saved by its number or name: an env or wrapper, the random generator of the innermost env, a method, a
+        function, a class, or a member of an enumeration. Return None for all other values."""
+        for number, layer in enumerate(self.saved):
+            if value is layer:
+                return "layer", -1, number
+        match value:
+            case np.random.Generator() if value is self.rng:
+                return "rng", -1, None
+            case MethodType():
+                return self._encode_method(value)
+            case FunctionType() | type() | Enum() if self._has_name(value):
+                return "named", -1, _name(value)
+        return None
+
+    def _encode_method(self, method: MethodType) -> tuple[str, int, Any] | None:
+        """Encode a method of an env, of a wrapper or of an encoded object. Return None for a method of another object, and for a function
+        that is not in the object's class."""
+        owner = method.__self__
+        names = (name for base in type(owner).__mro__ for name, function in vars(base).items() if function is method.__func__)
+        if (name := next(names, None)) is None:
+            return None
+        if id(owner) in self.numbered or any(owner is layer for layer in self.saved):
+            return "method", -1, (self._encode(owner), name)
+        return None
 
     def _encode_content(self, value: Any) -> tuple[str, Any]:
         match value:
@@ -242,17 +285,18 @@ class _Encoder:
             arrays = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
             saved = {name: _array(array) for name, array in arrays.items() if isinstance(array, np.ndarray)}
             return "mujoco", (getattr(value, "time", None), saved)
-        if _is_pure_python(value) and not isinstance(value, Enum | BaseException):
+        if _is_pure_python(value) and not isinstance(value, Enum):
             attributes = self._encode_attributes(value)
-            return "object", (_class_name(value), attributes, self._can_be_created(value, attributes))
+            return "object", (_name(type(value)), attributes, self._can_be_created(value, attributes))
         raise NotSavable(f"a {type(value).__name__}")
 
     def _can_be_created(self, value: Any, attributes: dict[str, Any]) -> bool:
         """Return whether the saved attributes of an object are sufficient to create the object. If not, the object can only be loaded into
         an existing object of its class."""
-        if _find_by_name(_class_name(value), self.packages) is not type(value) or len(attributes) < len(vars(value)):
+        if not self._has_name(type(value)) or len(attributes) < len(vars(value)):
             return False
-        return all(kind not in _IN_PLACE or (kind == "object" and content[2]) for kind, _, content in attributes.values())
+        inner = [encoded for encoded in attributes.values() if encoded is not None]  # None stands for a method
+        return all(kind not in _IN_PLACE or (kind == "object" and content[2]) for kind, _, content in inner)
 
 
 class _Decoder:
@@ -263,15 +307,25 @@ class _Decoder:
         """The id() of each existing object into which a state was loaded."""
         self.layers: list[Any] = []
         """Envs and wrappers in the order of `_Encoder.saved`."""
+        self.rng: Any = None
+        """Random generator of the innermost env."""
+        self.methods: list[tuple[Any, str, Any]] = []
+        """(object, name of an attribute, content) for each attribute whose value is a method. Methods are set last."""
 
-    def restore_layers(self, env: gym.Env[Any, Any], state: list[Any]) -> None:
+    def decode_layers(self, env: gym.Env[Any, Any], state: list[Any]) -> None:
+        self.rng = getattr(_layers(env)[-1], "_np_random", None)
+        self._restore_layers(env, state)
+        for owner, name, content in self.methods:
+            vars(owner)[name] = self._decode_method(*content)
+
+    def _restore_layers(self, env: gym.Env[Any, Any], state: list[Any]) -> None:
         layers = _layers(env)
         self.layers += layers
         if len(layers) != len(state):
             raise NotSavable(f"{len(state)} layers were saved; the env has {len(layers)}")
         for layer, saved in zip(layers, state, strict=True):
-            if _class_name(layer) != saved.get("class", _class_name(layer)):
-                raise NotSavable(f"a {saved['class']} was saved; the env has a {_class_name(layer)}")
+            if _name(type(layer)) != saved.get("class", _name(type(layer))):
+                raise NotSavable(f"a {saved['class']} was saved; the env has a {_name(type(layer))}")
             if "own" in saved:
                 layer.load_state_dict(saved["own"])
             else:
@@ -281,7 +335,7 @@ class _Decoder:
         """Set the attributes of `owner` to the values that `_Encoder` encoded."""
         for name, (kind, number, content) in attributes.items():
             if kind == "method":
-                vars(owner)[name] = getattr(owner, content)
+                self.methods.append((owner, name, content))
             elif kind in _IN_PLACE:
                 self._load_in_place(owner, name, kind, number, content)
             else:
@@ -290,10 +344,10 @@ class _Decoder:
     def _load_in_place(self, owner: Any, name: str, kind: str, number: int, content: Any) -> None:
         """Load the state of an attribute into the object to which the attribute refers. If that object is of another class or belongs to
         another attribute, create a new object."""
-        present = getattr(owner, name, None)
-        if kind == "object" and (_class_name(present) != content[0] or id(present) in self.in_place):
-            if not content[2:] or not content[2]:
-                raise NotSavable(f"{type(owner).__name__}.{name} is a {_class_name(present)}; a {content[0]} was saved")
+        present, path = vars(owner).get(name), f"{type(owner).__name__}.{name}"
+        if kind == "object" and (_name(type(present)) != content[0] or id(present) in self.in_place or isinstance(present, Enum)):
+            if not any(content[2:]):  # version 0.2.0 saved two items
+                raise NotSavable(f"{path} is a {_name(type(present))}; a separate {content[0]} was saved, which cannot be created")
             vars(owner)[name] = self._create_object(number, content)
             return
         self.decoded[number] = present
@@ -301,19 +355,22 @@ class _Decoder:
         match kind:
             case "mujoco":
                 if type(present).__name__ not in _MUJOCO:
-                    raise NotSavable(f"{type(owner).__name__}.{name} is a {_class_name(present)}; a simulation of MuJoCo was saved")
+                    raise NotSavable(f"{path} is a {_name(type(present))}; a simulation of MuJoCo was saved")
                 _load_mujoco(present, *content)
             case "space":
                 _load_space(present, content)
             case "env":
-                self.restore_layers(cast("gym.Env[Any, Any]", present), content)
+                self._restore_layers(cast("gym.Env[Any, Any]", present), content)
             case _:
                 self._load_attributes(present, content[1])
 
     def _create_object(self, number: int, content: Any) -> Any:
         """Create an object from its saved attributes, without a call of its constructor."""
         cls = self._find(content[0])
-        value = self.decoded[number] = object.__new__(cls)
+        if not isinstance(cls, type):
+            raise NotSavable(f"an object of {content[0]} was saved, which is not a class")
+        value: Any = object.__new__(cls)
+        self.decoded[number] = value
         self._load_attributes(value, content[1])
         return value
 
@@ -336,8 +393,12 @@ class _Decoder:
                 return (Path if content[1] else PurePath)(content[0])
             case "layer":
                 return self.layers[content]
+            case "rng":
+                return self.rng
             case "named":
                 return self._find(content)
+            case "method":
+                return self._decode_method(*content)
             case "object":
                 return self._create_object(number, content)
             case "tuple":
@@ -348,6 +409,13 @@ class _Decoder:
             return self._decode_container(kind, number, content)
         self.decoded[number] = value = _DECODERS[kind](content)
         return value
+
+    def _decode_method(self, owner: Any, name: str) -> MethodType:
+        value = self._decode(owner)
+        function = next((vars(base)[name] for base in type(value).__mro__ if name in vars(base)), None)
+        if not isinstance(function, FunctionType):
+            raise NotSavable(f"the method {name} was saved; {_name(type(value))} does not contain it")
+        return MethodType(function, value)
 
     def _decode_container(self, kind: str, number: int, content: Any) -> Any:
         """Decode a list, set, deque or dict. The container is created before its items, because an item can refer to the container."""
@@ -424,12 +492,10 @@ def _is_pure_python(value: Any) -> bool:
     return type(value).__basicsize__ == _PlainClass.__basicsize__ and hasattr(value, "__dict__")
 
 
-def _class_name(value: Any) -> str:
-    return _name(type(value))
-
-
 def _name(value: Any) -> str:
-    """Return the full name of a function or class."""
+    """Return the full name of a function, of a class or of a member of an enumeration."""
+    if isinstance(value, Enum):
+        return f"{_name(type(value))}.{value.name}"
     return f"{value.__module__}.{value.__qualname__}"
 
 
@@ -439,11 +505,13 @@ def _packages(layers: Iterable[Any]) -> set[str]:
 
 
 def _find_by_name(name: str, packages: Container[str]) -> Any:
-    """Return the function, class or enumeration member with a full name, or None if it does not exist or is in another package.
+    """Return the function, class or member of an enumeration with a full name, or None if it does not exist or is in another package.
 
-    Args: packages: top-level packages that can be imported. A checkpoint must not cause the import of any other package.
+    Args: packages: top-level packages that can be imported. A checkpoint must not give access to any other package.
     """
     try:
-        return pkgutil.resolve_name(name) if name.partition(".")[0] in packages else None
+        found = pkgutil.resolve_name(name) if name.partition(".")[0] in packages else None
     except (ImportError, AttributeError, ValueError):
         return None
+    # a module of the package can also contain other modules and their functions, whose full names differ
+    return found if isinstance(found, FunctionType | type | Enum) and _name(found) == name else None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import gymnasium as gym
@@ -108,6 +111,12 @@ class Game(gym.Env[Any, Any]):
     def begin(self) -> float:
         return 1.0
 
+    def __private(self) -> Game:
+        return self
+
+    def private(self) -> Callable[[], Game]:
+        return self.__private
+
     def end(self) -> float:
         assert self.coin is not None
         assert self.score is not None
@@ -153,18 +162,72 @@ def test_two_attributes_that_referred_to_one_object_get_an_object_each() -> None
     assert (other.coin.value, other.last.value) == (2.0, 1.0)  # type: ignore[attr-defined]
 
 
-def test_a_saved_state_imports_and_creates_nothing_of_other_packages() -> None:
+def begun() -> tuple[Game, Game]:
+    """Return two envs that have been reset."""
     env, other = Game(), Game()
     for one in (env, other):
         one.reset(seed=0)
+    return env, other
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tempfile._TemporaryFileCloser", f"{__name__}.{tempfile.__name__}._TemporaryFileCloser", f"{__name__}.{tempfile.__name__}.mkdtemp"],
+)
+@pytest.mark.parametrize("kind", ["object", "named"])
+def test_a_saved_state_gives_access_to_no_other_package(kind: str, name: str) -> None:
+    """A module of the env's package, such as this one, also contains other modules."""
+    env, other = begun()
     env.coin = Coin(2.0, env)
+    state = env_state(gym.wrappers.TimeLimit(env, 9))
+    _, number, (saved, *rest) = state[1]["attributes"]["coin"]
+    assert saved == f"{Coin.__module__}.Coin"
+    state[1]["attributes"]["coin"] = (kind, number, (name, *rest) if kind == "object" else name)
+    with pytest.raises(NotSavable):
+        load_env_state(gym.wrappers.TimeLimit(other, 9), state)
+
+
+def test_values_that_refer_to_the_env() -> None:
+    """An object in a container has the env's random generator, and attributes are methods of other objects and of the env."""
+    env, other = begun()
+    env.extra = {"coins": [Coin(2.0, env), Coin(3.0, env)], "moves": [env.begin], "kinds": (Coin, bonus), "place": Path("a/b")}  # type: ignore[attr-defined]
+    coins = env.extra["coins"]  # type: ignore[attr-defined]
+    coins[0].rng, env.pay, env.score = env.np_random, coins[1].pay_once, bonus  # type: ignore[attr-defined]
+    env.secret = env.private()  # type: ignore[attr-defined]
+    load_env_state(other, env_state(env))
+    extra: Any = other.extra  # type: ignore[attr-defined]
+    assert extra["coins"][0].rng is other.np_random is not env.np_random
+    assert other.pay() == 3.0  # type: ignore[attr-defined]
+    assert extra["coins"][1].pay() == 0.0
+    assert extra["moves"][0].__self__ is other
+    assert (extra["kinds"], extra["place"]) == ((Coin, bonus), Path("a/b"))
+    assert other.secret() is other  # type: ignore[attr-defined]
+
+
+def test_a_method_that_does_not_exist_now_is_refused() -> None:
+    env, other = begun()
     state = env_state(env)
-    name = f"{Coin.__module__}.Coin"
-    kind, number, (saved, *rest) = state[0]["attributes"]["coin"]
-    assert saved == name
-    state[0]["attributes"]["coin"] = kind, number, ("tempfile._TemporaryFileCloser", *rest)
+    kind, number, (owner, name) = state[0]["attributes"]["phase"]
+    assert name == "begin"
+    state[0]["attributes"]["phase"] = kind, number, (owner, "start")
     with pytest.raises(NotSavable):
         load_env_state(other, state)
+
+
+def test_an_object_of_the_class_is_not_changed() -> None:
+    class Shared(Game):
+        coin = Coin(0.0, Game())
+
+    envs = [Shared() for _ in range(2)]
+    states = []
+    for value, env in enumerate(envs, 1):
+        env.reset(seed=0)
+        env.coin = Coin(value, env)
+        states.append(env_state(env))
+    for state, env in zip(states, envs, strict=True):
+        del env.coin
+        load_env_state(env, state)
+    assert [Shared.coin.value, *(env.coin.value for env in envs)] == [0.0, 1, 2]
 
 
 def local_class() -> type:
@@ -174,8 +237,17 @@ def local_class() -> type:
     return Local
 
 
+def nested_tuples(depth: int) -> Any:
+    value: Any = ()
+    for _ in range(depth):
+        value = (value,)
+    return value
+
+
 @pytest.mark.parametrize(
-    "value", [{1, 2}, [local_class()()], np.zeros(9)[1:], BaseException()], ids=["set", "local class", "view of an array", "exception"]
+    "value",
+    [{1, 2}, [local_class()()], np.zeros(9)[1:], BaseException(), nested_tuples(500), [MethodType(partial(bonus), [])]],
+    ids=["set", "local class", "view of an array", "exception", "nested tuples", "method of a list"],
 )
 def test_values_that_cannot_be_saved(value: Any) -> None:
     env = Game()

@@ -26,7 +26,10 @@ def check(words: list[str], arguments: Namespace) -> int:
         raise UsageError(f"too many arguments after check FILE NAME: {' '.join(words[2:])}")
     file, name = check_file_argument(words[0]), words[1] if len(words) > 1 else None
     from slm_lab.spec.load.files import find_spec_file, is_study, raw_entries, raw_specs
+    from slm_lab.spec.load.loader import parse_set_arguments
     from slm_lab.spec.report import SpecError
+
+    parse_set_arguments(arguments.set)  # raises an error in --set once, and not for each spec and study
 
     studies = [key for key, raw in raw_entries(file)[1].items() if is_study(raw) and name in (None, key)]
     content: dict[str, Any] = {"file": str(find_spec_file(file)), "specs": [], "slm_lab": None, "studies": []}

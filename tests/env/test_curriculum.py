@@ -127,6 +127,7 @@ def test_rules() -> None:
     by_return = parse_rule({"by": "return", "start": 1, "steps": [[5, 2]]})
     assert (by_return.values, by_return.episodes) == ((1, 2), 20)
     assert parse_rule([[0, True]]).to_number(True) == 1.0
+    assert values(parse_rule([[0, (1, 2)], [10, None], [20, (3, 4)]]), [0, 10, 20]) == [(1, 2), None, (3, 4)]  # from Python
 
 
 @pytest.mark.parametrize(

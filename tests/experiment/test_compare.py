@@ -20,7 +20,7 @@ from slm_lab import cli
 from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.compare import SeedResult, Setting, comparable_metric, differing_keys, read_settings, summarize
+from slm_lab.experiment.report.compare import SeedResult, Setting, comparable_metric, differing_keys, group_runs, read_settings, summarize
 from slm_lab.experiment.report.compare_report import (
     AXES,
     METRICS,
@@ -364,7 +364,9 @@ def test_without_a_threshold_nothing_is_said_of_solving(tmp_path: Path) -> None:
     assert compare([str(tmp_path / "a")], out=tmp_path / "out" / "here") == text  # again
 
 
-@pytest.mark.parametrize(("meta", "seeds"), [({}, 3), ({"sampler": {"async_rl": True}}, 4), ({"distributed": "shared"}, 3)])
+@pytest.mark.parametrize(
+    ("meta", "seeds"), [({}, 3), ({"sampler": {"async_rl": True}}, 4), ({"distributed": "shared", "max_session": 2}, 3)]
+)
 def test_a_repetition_with_the_same_seeds_is_not_another_seed(meta: dict[str, Any], seeds: int, tmp_path: Path) -> None:
     """Runs with asynchronous workers or a shared net differ from their repetitions, and all of them count."""
     shared = "distributed" in meta
@@ -376,6 +378,7 @@ def test_a_repetition_with_the_same_seeds_is_not_another_seed(meta: dict[str, An
     assert len(setting.seeds) == seeds
     if not meta:
         assert [run.paths.root for run in setting.runs] == runs[1:]
+    assert [len(one.seeds) for one in group_runs(map(load_run, runs))] == [seeds], "as in the viewer"
 
 
 def test_seeds_that_are_not_done_are_marked_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from slm_lab import cli
 from slm_lab.agent.ops.linear import FLOAT32
@@ -307,6 +308,16 @@ def test_a_run_folder_that_was_renamed(tmp_path: Path) -> None:
     paths = trained(tmp_path, {"name": "CartPole-v1"})
     moved = paths.root.rename(tmp_path / "my agent")
     assert isinstance(load_agent(moved), LoadedAgent)
+
+
+def test_an_agent_is_loaded_without_the_package_of_its_env(tmp_path: Path) -> None:
+    paths = trained(tmp_path, {"name": "CartPole-v1"})
+    content = json.loads(paths.spec.read_text())
+    content["small"]["env"]["name"] = "missing_package:Env-v0"
+    paths.spec.write_text(json.dumps(content))
+    last = paths.checkpoint(0, "last")
+    state.save(last, state.load(last) | {"spec": content})
+    assert load_agent(paths.root).action_space == spaces.Discrete(2)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from slm_lab.env.make import make_env
 from slm_lab.experiment.session.resume import read_run
 from slm_lab.experiment.training.resolve import complete_spec
 from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.models.spec import SPEC_VERSION
 from tests.resume.runs import NET, bundle, differing, rows, small, train
 
 REPLAY: dict[str, Any] = {"meta": {"save_replay": True}, "net": NET}
@@ -128,7 +129,9 @@ def test_a_continued_run_does_not_evaluate_nothing(tmp_path: Path) -> None:
     ("algorithm", "sections", "exact"),
     [
         ("PPO", {"meta": {"eval_episodes": 0}}, True),
-        ("PPO", {}, False),
+        ("PPO", {"run": {"eval_episodes": 0, "time_limit": 500}}, True),
+        ("PPO", {"run": {"eval_episodes": 0, "time_limit": 1}}, False),
+        ("PPO", {"run": {"eval_episodes": 3, "time_limit": 500}}, False),
         ("PPO", {"meta": {"rigorous_eval": 2, "eval_frequency": 400}}, True),
         ("PPO", {"meta": {"eval_episodes": 2}}, False),
         ("SoftActorCritic", {"meta": UNEVALUATED, "algorithm": {**EARLY, "entropy_anneal": 0.1}}, False),
@@ -138,8 +141,11 @@ def test_a_continued_run_does_not_evaluate_nothing(tmp_path: Path) -> None:
 def test_an_extended_run_is_exact_unless_a_value_depends_on_its_length(
     algorithm: str, sections: dict[str, Any], exact: bool, tmp_path: Path
 ) -> None:
-    paths = train(complete_spec(small(algorithm, "CartPole-v1", 400, net=NET, **sections)), tmp_path / "run")[1]
-    start = read_run(paths, ["env.max_frame=800"]).starts[0]
+    spec = complete_spec(small(algorithm, "CartPole-v1", 400, net=NET, **sections)).with_meta(
+        run=[{"spec_version": SPEC_VERSION, **sections.get("run", {})}]
+    )
+    paths = train(spec, tmp_path / "run")[1]
+    start = read_run(paths, ["env.max_frame=8000"]).starts[0]
     assert (start.status, start.lost == ()) == ("continues", exact)
 
 

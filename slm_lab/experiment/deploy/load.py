@@ -162,18 +162,18 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
 
 
 def _check_spec_is_unchanged(training: Training, spec: Spec) -> None:
-    """Raise UserError if sections agent or env of the saved spec differ from those with which the last checkpoint was trained, except for
-    keys that can be changed when a run is continued."""
+    """Raise UserError if the sections agent or env of the saved spec differ from those with which the last checkpoint was trained, except
+    for keys that can be changed when a run is continued."""
     paths = training.paths
     for index in _table_numbers(training, None):
-        path = paths.checkpoint(index - index % paths.policies, "last", training.trial)
+        path = paths.checkpoint(index, "last", training.trial)
         try:
             header = state.read_header(path) if path.is_file() else {}
         except (state.BundleError, OSError):
             continue
         if not header.get("spec"):
             continue
-        changes = changed_keys(trained_spec(header, spec), spec)
+        changes = changed_keys(trained_spec(header, spec, builds_env=False), spec)
         edited = {key: values for key, values in changes.items() if key.startswith(("agent.", "env.")) and not is_changeable_key(key)}
         if edited:
             listed = "".join(f"\n  {key}: {format_json(new)}; trained with {format_json(old)}" for key, (old, new) in edited.items())

@@ -318,8 +318,8 @@ def read_settings(
     were confirmed). If a word names a study, all its runs are used, or only the runs with the entry, env and seed of `choice`. Failed runs
     and runs of mode dev that match a pattern are left out with a notice, but are compared if their folders are named. Runs in different
     envs belong to different settings, even if their labels are equal. If different specs have the same name, the spec keys that differ are
-    appended to the name of each setting, for example "ppo_cartpole gamma=0.5". If a run repeats another run with the same seeds, one of the
-    two is left out with a notice, since they are not independent seeds.
+    appended to the name of each setting, for example "ppo_cartpole gamma=0.5". Of several runs with the same spec and the same seeds,
+    one run is compared, and the others are left out with a notice, since repetitions are not independent seeds.
 
     Raises UserError if a word, a label or `choice` is invalid, or if a run has no rows. A notice is printed for runs with the same label
     but different specs, and for runs that failed or have not ended.
@@ -337,7 +337,9 @@ def read_settings(
             seen.add(folder)
             content = "" if labels else json.dumps(run.settings(), sort_keys=True)
             groups.setdefault((labels[index] if labels else run.name, run.env, content), []).append(run)
-    settings = _settings_from_groups({key: _without_repetitions(runs) for key, runs in groups.items()})
+    settings, notices = _settings_from_groups(groups)
+    for text in notices:
+        notice(text)
     for setting in settings:
         _report_status(setting)
         if differing := differing_keys([run.settings() for run in setting.runs]):
@@ -346,23 +348,34 @@ def read_settings(
     return settings
 
 
-def _without_repetitions(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs of a setting without repetitions of a run: of several runs with the same spec and the same seeds, only the run with
-    the most finished seeds is kept.
+def _separate_repetitions(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Return (the runs of a setting without repetitions, a notice for each run that is left out).
 
-    Runs that are not reproducible, with asynchronous rollout workers or a shared net, are all kept.
+    Of several runs with the same spec and the same seeds, only the run with the most finished seeds is kept. Runs that are not reproducible
+    are all kept.
     """
     kept: dict[Any, Run] = {}
+    notices = []
     for number, run in enumerate(runs):
         keys = run.settings()
-        asynchronous = keys.get("meta.distributed") == "shared" or keys.get("meta.sampler.async_rl", False)
-        seed = run.spec.get("meta", {}).get("random_seed")  # absent in runs of SLM Lab, which depend on the time
-        key = number if asynchronous or seed is None else (json.dumps(keys, sort_keys=True), seed, run.trial)
+        # absent in runs of SLM Lab, whose seeds depend on the time
+        seed = run.random_seed if isinstance(run, ResultRun) else run.spec.get("meta", {}).get("random_seed")
+        key = (json.dumps(keys, sort_keys=True), seed, run.trial) if seed is not None and _is_reproducible(keys) else number
         other = kept.setdefault(key, run)
         if other is not run:
             kept[key], out = (run, other) if _finished_seeds(run) > _finished_seeds(other) else (other, run)
-            notice(f"{out.paths.root} is left out: it repeats {kept[key].paths.root}, with the same spec and meta.random_seed {seed}")
-    return list(kept.values())
+            notices.append(
+                f"{out.paths.root} is left out: it repeats {kept[key].paths.root}, with the same spec and meta.random_seed {seed}"
+            )
+    return list(kept.values()), notices
+
+
+def _is_reproducible(keys: Mapping[str, Any]) -> bool:
+    """Return whether repeated training with these settings gives the same results, except on other processors or versions."""
+    if keys.get("meta.distributed") and keys.get("meta.max_session", 1) > 1:
+        return False
+    asynchronous = keys.get("meta.sampler.async_rl", False) or keys.get("meta.sampler.inference") == "central"
+    return not asynchronous or bool(keys.get("meta.sampler.serial_mode"))
 
 
 def _finished_seeds(run: Run) -> int:
@@ -374,7 +387,7 @@ def group_runs(runs: Iterable[Run]) -> list[Setting]:
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.name, run.env, json.dumps(run.settings(), sort_keys=True)), []).append(run)
-    return _settings_from_groups(groups)
+    return _settings_from_groups(groups)[0]
 
 
 def study_runs(word: str, choice: TrainingChoice = BEST) -> list[Run]:
@@ -447,14 +460,14 @@ def _chosen_run(word: str, choice: TrainingChoice, data_dir: Path) -> Run:
     return Run(training.paths, training.trial)
 
 
-def _settings_from_groups(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
-    """Return a Setting for each group of runs in `groups`.
+def _settings_from_groups(groups: dict[tuple[str, str, str], list[Run]]) -> tuple[list[Setting], list[str]]:
+    """Return (a Setting for each group of runs in `groups`, notices about repetitions that are left out).
 
     Args: groups: (name, env, content of the spec) → runs.
 
     If several groups have the same name, the env or the spec keys that differ are appended to the name of the setting.
     """
-    settings: list[Setting] = []
+    settings, notices = list[Setting](), list[str]()
     names: Counter[str] = Counter()
     for (name, env, content), runs in groups.items():
         alike = {key: others[0].settings() for key, others in groups.items() if key[0] == name}
@@ -466,8 +479,10 @@ def _settings_from_groups(groups: dict[tuple[str, str, str], list[Run]]) -> list
         label += differing
         names[label] += 1
         number = "" if names[label] == 1 else f" ({names[label]})"
-        settings.append(Setting(f"{label}{number}", runs, f"{name}{differing}{number}"))
-    return settings
+        kept, repetitions = _separate_repetitions(runs)
+        settings.append(Setting(f"{label}{number}", kept, f"{name}{differing}{number}"))
+        notices += repetitions
+    return settings, notices
 
 
 def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:

@@ -54,7 +54,7 @@ class Writer:
                 replace_file(path, data)
                 self.files += [path] if what else []
             except OSError as error:
-                self.reason = "disk full" if error.errno in _FULL else f"the folder cannot be written to ({error.strerror or error})"
+                self.reason = "disk full" if error.errno in _FULL else f"files cannot be written ({error.strerror or error})"
         if self.reason and what:
             self._missing[what] += 1
 

@@ -174,7 +174,7 @@ def _add_inexact_reasons(
         reasons.append(f"env.max_frame was changed, which also changes {' and '.join(dependent)}")
     digest = None if "meta.demonstrations" in changes else last.get("demonstrations_sha256")
     if digest is not None and data_digest(spec.meta.demonstrations) != digest:
-        reasons.append(f"the data of meta.demonstrations, {spec.meta.demonstrations}, have changed")
+        reasons.append(f"meta.demonstrations: {spec.meta.demonstrations} has changed or cannot be read")
     versions = changed_versions(last)
     reasons += [
         f"{package} {before} is no longer installed" if now is None else f"{package} {before} is now {now}"
@@ -196,21 +196,23 @@ def _values_that_depend_on_max_frame(spec: Spec, last: Mapping[str, Any]) -> lis
     anneal = getattr(spec.agent.algorithm, "entropy_anneal", None)
     found = {
         "the frames of evaluations": _evaluations_depend_on_max_frame(spec, last),
-        "agent.algorithm.entropy_anneal": isinstance(anneal, int | float) and anneal is not False,
-        "meta.self_play.snapshot_frequency": self_play is not None and self_play.snapshot_frequency is None,
+        "the schedule of agent.algorithm.entropy_anneal": isinstance(anneal, int | float) and anneal is not False,
+        "the default of meta.self_play.snapshot_frequency": self_play is not None and self_play.snapshot_frequency is None,
     }
     return [name for name, depends in found.items() if depends]
 
 
 def _evaluations_depend_on_max_frame(spec: Spec, last: Mapping[str, Any]) -> bool:
     meta = spec.meta
-    if meta.rigorous_eval or meta.self_play is not None or not meta.may_evaluate:
+    if meta.rigorous_eval or meta.eval_episodes == 0 or not meta.may_evaluate:
         return False
-    if meta.eval_episodes != "auto" or last.get("eval_episodes") != 0 or "time_limit" not in last:
+    if meta.eval_episodes != "auto":
         return True
-    from slm_lab.experiment.training.evaluate import plan_evaluation
+    if last.get("eval_episodes") == 0 and "time_limit" in last:
+        from slm_lab.experiment.training.evaluate import plan_evaluation
 
-    return plan_evaluation(spec, spec.session_frames, last["time_limit"] or None) is not None
+        return plan_evaluation(spec, spec.session_frames, last["time_limit"] or None) is not None
+    return meta.self_play is None  # unknown, because version 0.2.0 did not record the time limit
 
 
 def is_changeable_key(path: str) -> bool:
@@ -347,15 +349,16 @@ def _out_of_time(header: Mapping[str, Any], spec: Spec) -> bool:
     return limit is not None and header["wall_t"] >= limit
 
 
-def trained_spec(header: Mapping[str, Any], saved: Spec) -> Spec:
+def trained_spec(header: Mapping[str, Any], saved: Spec, builds_env: bool = True) -> Spec:
     """Return the spec with which a checkpoint was written. The spec file of the run may have been edited after the checkpoint was written.
 
     Args:
         header: header of the checkpoint.
         saved: spec in the spec file of the run, which is returned if the header contains no spec.
+        builds_env: whether the env of the spec will be created (see `load_spec`).
     """
     for body in header["spec"].values():
-        return load_spec({saved.name: body}, saved.name)
+        return load_spec({saved.name: body}, saved.name, builds_env=builds_env)
     return saved
 
 

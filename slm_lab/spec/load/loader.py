@@ -111,7 +111,7 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
 def name_rule(name: str) -> str:
     """Return the rule that the name of a spec or study violates, or "" if the name is valid."""
     if len(name) > _NAME_CHARACTERS or len(name.encode(errors="surrogatepass")) > _NAME_BYTES:
-        return f"invalid spec name, which is too long; allowed: {_NAME_CHARACTERS} characters, and {_NAME_BYTES} bytes of UTF-8"
+        return f"the name is too long; allowed: at most {_NAME_CHARACTERS} characters and {_NAME_BYTES} bytes of UTF-8"
     return "" if _NAME.fullmatch(name) else "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
 
 
@@ -135,6 +135,8 @@ def load_with_notices(
         for made, spec, report in _load_entry(key, entries[key], arguments, used, options):
             if name not in (None, key, made):
                 continue  # another expansion of spec_params than the requested one
+            if made != key and (rule := name_rule(made)):
+                problems.append(Problem(f"{prefix}spec_params", f"{made}: {rule}"))
             problems += [replace(p, path=f"{prefix}{p.path}".rstrip(".")) for p in report.problems]
             loaded.specs += [spec] if spec else []
             loaded.notes += [f"{made}: {note}" for note in (*repeated.get(key, ()), *report.notes)]

@@ -241,10 +241,8 @@ class _RunPlanner:
             return
         self.entries[key] = index
         if (length := sum(len(label.encode(errors="surrogatepass")) for label in key)) > _LABEL_BYTES:
-            is_env = env is not None and len(key[1]) > len(key[0])
-            at: KeyPath = ("envs", self.study.envs.index(env), "label") if env is not None and is_env else ("entries", index, "label")
-            rule = f"the labels of the entry and the env have {length} bytes of UTF-8 together; allowed: {_LABEL_BYTES}"
-            self.report.add_problem(at, f"{rule}, because files are named after them")
+            rule = f"the labels of the entry and of the env {key[1]} have {length} bytes of UTF-8 together; allowed: {_LABEL_BYTES}"
+            self.report.add_problem(("entries", index, "label"), f"{rule}, because files are named after them")
             return
         published = None if env is None else env.published.get(key[0]) if isinstance(env.published, dict) else env.published
         if (score := entry.published if published is None else published) is not None:

@@ -16,7 +16,6 @@ from slm_lab.spec.models.base import Schedule
 
 EPISODES = 20
 """Default number of episodes whose mean return is compared with the return at which the value changes."""
-_KINDS = {int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
 _RETURN_KEYS = {"by", "start", "steps", "episodes"}
 
 
@@ -123,10 +122,23 @@ def _check_pairs(steps: Any, what: Literal["frame", "return"]) -> list[Any]:
 def _check_kinds(values: Sequence[Any]) -> None:
     """Raise ValueError if some values of a schedule are numbers and others are strings, lists or objects. The value null and booleans can
     be combined with all values."""
-    kinds = {_KINDS[type(value)]: value for value in values if value is not None and not isinstance(value, bool)}
+    kinds = {_kind(value): value for value in values if value is not None and not isinstance(value, bool)}
     if len(kinds) > 1:
         (kind, value), (other, other_value), *_ = kinds.items()
-        raise ValueError(f"the values must be of one kind; {json.dumps(value)} is {kind}, and {json.dumps(other_value)} is {other}")
+        raise ValueError(f"the values must be of one kind; {value!r} is {kind}, and {other_value!r} is {other}")
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list() | tuple():
+            return "a list"
+        case dict():
+            return "an object"
+    return f"a {type(value).__name__}"
 
 
 def _split_pairs(steps: list[Any]) -> tuple[tuple[float, ...], tuple[Any, ...]]:

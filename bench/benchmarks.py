@@ -16,8 +16,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.lower_scores import lower_scores_text
 from bench.peers import PEERS, run_peers
-from bench.score_page import markdown, tables_text, write_figures
+from bench.score_page import markdown, tables_text, training_time, write_figures
 from bench.studies import DOCS, ROOT, STUDIES, TABLES, results_of, study_of
 from slm_lab.experiment.files.paths import StudyPaths
 from slm_lab.experiment.plan import Plan, TrialFailed, UserError
@@ -100,7 +101,8 @@ def scores(study: Study, rows: Sequence[EntryResult]) -> str:
     """Return the text of docs/BENCHMARKS.md. The first table has a row for each entry that has results."""
     head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "published"]
     classic = f"{CLASSIC}{markdown([head, *(_cells(study, row) for row in rows)])}\n\n{bullets(explanations(study, head))}\n"
-    return f"{INTRO}{classic}\n{TABLES_INTRO}{tables_text()}"
+    hours = training_time(results_of(study, STUDIES["benchmarks"].results))
+    return f"{INTRO}{classic}\n{hours}\n\n{TABLES_INTRO}{tables_text()}\n{lower_scores_text()}"
 
 
 def write_scores(study: Study, folder: Path) -> None:

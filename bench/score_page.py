@@ -319,7 +319,8 @@ def section_text(section: Section) -> str:
     if not agents:
         return f"## {section.title}\n\nThere are no results yet. To train the runs, use `make benchmarks NAME={name}`.\n"
     parts = [f"## {section.title}", fill(section.text, 140), _left(section), table(section, agents), explained(section, agents)]
-    parts += [over_envs(section, agents), processors([run for agent in agents for run in agent.results])]
+    results = [run for agent in agents for run in agent.results]
+    parts += [over_envs(section, agents), f"{processors(results)} {training_time(results)}"]
     parts += [f"`make benchmarks NAME={name}` trains the missing runs. To repeat a run, use its command below.", *_blocks(agents)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -361,6 +362,19 @@ def processors(results: Sequence[ResultRun]) -> str:
     """Return a sentence about the processors of runs."""
     counts = Counter(str(run.content.get("processor") or "an unknown processor") for run in results)
     return f"The runs were trained on {', '.join(f'{name} ({count} runs)' if len(counts) > 1 else name for name, count in counts.items())}."
+
+
+def training_time(results: Sequence[ResultRun]) -> str:
+    """Return a sentence about the sum of the training times of runs."""
+    hours = sum(map(_seconds, results)) / 3600
+    return f"The sum of the training times of these {len(results)} runs is {hours:.1f} hours. Other programs ran beside some of them."
+
+
+def _seconds(run: ResultRun) -> float:
+    """Return the training time of a run. If the run was continued, the time is that of the Session that trained for the longest time."""
+    if (seconds := run.content["seconds"]) is not None:
+        return float(seconds)
+    return max(float(table["wall_t"][-1]) for table in run.tables("train").values())
 
 
 def _blocks(agents: Sequence[Scored]) -> Iterator[str]:

@@ -16,11 +16,6 @@ score of a seed, and the column "last tenth" has the change of the mean return i
 REMARKS_INTRO = "What is known about the causes, and what was tried with seeds 100 to 999:"
 
 REMARKS = {
-    ("benchmarks", "Acrobot-v1", "PPO"): (
-        "Tried with four seeds each: `gamma` 0.999, `lam` 0.98, a learning rate of 0.002, layers of 128 units, minibatches of 64, eight "
-        "envs, and normalised rewards. The scores were between -81.5 and -83.2; the score of the shipped settings with the same seeds was "
-        "-80.9. The differences are as large as those between seeds. With ReLU instead of tanh, all four seeds stayed at -500."
-    ),
     ("benchmarks", "Acrobot-v1", "CrossQ"): (
         "Two of the 16 seeds have a return of -500 in every row, because they never reach the goal; random actions reach it in 3 % of the "
         "episodes. The other 14 scores are above the published score. Tried: an automatic temperature with the target entropy 0.2 (2 of "

@@ -58,7 +58,14 @@ def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
         ends = run(SessionsJob(make_spec(), Plan(), 0, open_run, events.append, Stop()))
         assert ends == [SessionEnded(0, "done")]
         assert opened == [
-            {"backend": "native", "matmul": resolve_matmul_library("auto"), "threads": 1, "cpu": cpu_name(), "eval_episodes": 0}
+            {
+                "backend": "native",
+                "matmul": resolve_matmul_library("auto"),
+                "threads": 1,
+                "cpu": cpu_name(),
+                "eval_episodes": 0,
+                "time_limit": 500,
+            }
         ]
         assert events[-1] == ends[0]
         assert not [event for event in events if isinstance(event, Row)]

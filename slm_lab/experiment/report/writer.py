@@ -19,13 +19,14 @@ from slm_lab.lib.files import indented_json, nonfinite_to_none, replace_file
 from slm_lab.lib.log import notice
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG)
 
 
 class Writer:
-    """Writes files and figures in the folder `root`. If the content of a file cannot be computed, a notice is printed.
+    """Writes files and figures in the folder `root`. If a file cannot be written, a notice is printed.
 
-    If a file cannot be written, for example because the disk is full, all further files are skipped, and `close` prints one notice with the
-    number of items that are missing.
+    If the disk is full, the folder is read-only, or a file exceeds the limit on the size of files, all further files are skipped, and
+    `close` prints one notice with the number of items that are missing.
     """
 
     def __init__(self, root: Path) -> None:
@@ -54,7 +55,12 @@ class Writer:
                 replace_file(path, data)
                 self.files += [path] if what else []
             except OSError as error:
-                self.reason = "disk full" if error.errno in _FULL else f"files cannot be written ({error.strerror or error})"
+                if error.errno in _FULL:
+                    self.reason = "disk full"
+                elif error.errno in _REFUSED:
+                    self.reason = f"files cannot be written ({error.strerror})"
+                else:
+                    notice(f"{path.name} failed: {error}")
         if self.reason and what:
             self._missing[what] += 1
 
@@ -83,7 +89,7 @@ class Writer:
             notice(f"cannot draw {what}: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """If a file could not be written, print one notice with the reason and the number of missing items.
+        """If files were skipped, print one notice with the reason and the number of missing items.
 
         An item is what one call of `write` writes, for example a graph, which has two files. Other errors are announced when they occur.
         """

@@ -99,7 +99,7 @@ def learned(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in TIMES} for row in built(body).run().rows]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keys", [{}, {"recurrent": True}, {"comes": 2}])
 @pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
 def test_groups_of_agents_with_equal_spaces_learn_as_usual(algorithm: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_groups_of_agents_with_equal_spaces_learn_as_usual(algorithm: str, keys:
     assert learned(body) == usual
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("algorithm", "keys"),
     [

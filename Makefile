@@ -2,7 +2,7 @@
 PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-JOBS ?= 3
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 PY ?= $(or $(wildcard $(BIN)/python),$(PYTHON))
 
 # Each stamp says that .venv has what a target needs; it is made last, so an installation that was interrupted goes on at the next call.

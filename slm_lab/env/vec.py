@@ -471,7 +471,7 @@ class Env:
         try:
             self._backend.set_episode_state(saved["backend"])
         except NotSavable as error:
-            notice(f"the open episodes cannot be continued: {error}")
+            notice(f"the continuation is not exact, because the open episodes cannot be continued: {error}")
             return False
         self._return_N[:], self._begin_N[:] = saved["returns"], self._steps - np.asarray(saved["lengths"])
         self._pending_N = None if saved["pending"] is None else np.asarray(saved["pending"], bool)

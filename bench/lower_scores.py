@@ -1,4 +1,4 @@
-"""Generate the section of docs/BENCHMARKS.md about the scores that are lower than a published score."""
+"""Generate the last section of docs/BENCHMARKS.md, which lists the scores that are lower than a published score."""
 
 from collections.abc import Sequence
 

@@ -205,13 +205,13 @@ class _Encoder:
 
         Args: attribute: whether the value is an attribute, and not an item of a container.
         """
+        if type(value) in _PLAIN:  # first, since lists can have many such items
+            return "plain", -1, value
         if (encoded := self._encode_reference(value)) is not None:
             return encoded
         match value:
-            case np.generic():  # before float: np.float64 is a subclass
+            case np.generic():
                 return "scalar", -1, _array(np.asarray(value))
-            case None | bool() | int() | float() | str() if type(value) in _PLAIN:
-                return "plain", -1, value
             case bytes() if type(value) is bytes:
                 return "bytes", -1, value.decode("latin-1")
             case PurePath() if type(value) in (type(Path()), type(PurePath())):
@@ -322,10 +322,10 @@ class _Decoder:
         layers = _layers(env)
         self.layers += layers
         if len(layers) != len(state):
-            raise NotSavable(f"{len(state)} layers were saved; the env has {len(layers)}")
+            raise NotSavable(f"the saved state is of an env with {len(state) - 1} wrappers; this env has {len(layers) - 1}")
         for layer, saved in zip(layers, state, strict=True):
             if _name(type(layer)) != saved.get("class", _name(type(layer))):
-                raise NotSavable(f"a {saved['class']} was saved; the env has a {_name(type(layer))}")
+                raise NotSavable(f"the saved state is of a {saved['class']}; this env has a {_name(type(layer))} instead")
             if "own" in saved:
                 layer.load_state_dict(saved["own"])
             else:
@@ -347,7 +347,7 @@ class _Decoder:
         present, path = vars(owner).get(name), f"{type(owner).__name__}.{name}"
         if kind == "object" and (_name(type(present)) != content[0] or id(present) in self.in_place or isinstance(present, Enum)):
             if not any(content[2:]):  # version 0.2.0 saved two items
-                raise NotSavable(f"{path} is a {_name(type(present))}; a separate {content[0]} was saved, which cannot be created")
+                raise NotSavable(f"{path} is a {_name(type(present))}; its saved value is a {content[0]}, which cannot be created")
             vars(owner)[name] = self._create_object(number, content)
             return
         self.decoded[number] = present
@@ -355,7 +355,7 @@ class _Decoder:
         match kind:
             case "mujoco":
                 if type(present).__name__ not in _MUJOCO:
-                    raise NotSavable(f"{path} is a {_name(type(present))}; a simulation of MuJoCo was saved")
+                    raise NotSavable(f"{path} is a {_name(type(present))}; its saved value is a simulation of MuJoCo")
                 _load_mujoco(present, *content)
             case "space":
                 _load_space(present, content)
@@ -368,7 +368,7 @@ class _Decoder:
         """Create an object from its saved attributes, without a call of its constructor."""
         cls = self._find(content[0])
         if not isinstance(cls, type):
-            raise NotSavable(f"an object of {content[0]} was saved, which is not a class")
+            raise NotSavable(f"the saved state contains an object of {content[0]}, which is not a class")
         value: Any = object.__new__(cls)
         self.decoded[number] = value
         self._load_attributes(value, content[1])
@@ -377,7 +377,7 @@ class _Decoder:
     def _find(self, name: str) -> Any:
         found = _find_by_name(name, _packages(self.layers))
         if found is None:
-            raise NotSavable(f"{name} was saved; the env's package does not contain it")
+            raise NotSavable(f"the saved state contains {name}, which does not exist in the packages of the env and its wrappers")
         return found
 
     def _decode(self, encoded: Any) -> Any:
@@ -414,7 +414,7 @@ class _Decoder:
         value = self._decode(owner)
         function = next((vars(base)[name] for base in type(value).__mro__ if name in vars(base)), None)
         if not isinstance(function, FunctionType):
-            raise NotSavable(f"the method {name} was saved; {_name(type(value))} does not contain it")
+            raise NotSavable(f"the saved state contains the method {name}, which {_name(type(value))} does not have")
         return MethodType(function, value)
 
     def _decode_container(self, kind: str, number: int, content: Any) -> Any:
@@ -500,7 +500,7 @@ def _name(value: Any) -> str:
 
 
 def _packages(layers: Iterable[Any]) -> set[str]:
-    """Return the top-level packages of the classes of envs and wrappers."""
+    """Return the names of the top-level packages that define the classes of envs and wrappers."""
     return {type(layer).__module__.partition(".")[0] for layer in layers}
 
 

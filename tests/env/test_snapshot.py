@@ -173,6 +173,7 @@ def begun() -> tuple[Game, Game]:
 @pytest.mark.parametrize(
     "name",
     ["tempfile._TemporaryFileCloser", f"{__name__}.{tempfile.__name__}._TemporaryFileCloser", f"{__name__}.{tempfile.__name__}.mkdtemp"],
+    ids=["class of another package", "the class through a module of this package", "a function through a module of this package"],
 )
 @pytest.mark.parametrize("kind", ["object", "named"])
 def test_a_saved_state_gives_access_to_no_other_package(kind: str, name: str) -> None:
@@ -232,7 +233,7 @@ def test_an_object_of_the_class_is_not_changed() -> None:
 
 def local_class() -> type:
     class Local:
-        """Cannot be found by its name."""
+        """Class that is not an attribute of a module, so that a saved state cannot refer to it by name."""
 
     return Local
 

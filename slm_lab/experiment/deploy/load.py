@@ -162,8 +162,11 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
 
 
 def _check_spec_is_unchanged(training: Training, spec: Spec) -> None:
-    """Raise UserError if the sections agent or env of the saved spec differ from those with which the last checkpoint was trained, except
-    for keys that can be changed when a run is continued."""
+    """Raise UserError if the saved spec was edited after training.
+
+    The sections agent and env are compared with the spec in the last checkpoint. Keys that can be changed when a run is continued are not
+    compared.
+    """
     paths = training.paths
     for index in _table_numbers(training, None):
         path = paths.checkpoint(index, "last", training.trial)

@@ -277,8 +277,8 @@ class PolicyLearner:
             self.eval_env.close()
 
     def policy_checkpoint(self) -> dict[str, Any]:
-        """Return the data that is needed to act with the policy: weights, statistics of the normalizers and of
-        the critic's values, and spaces of the env."""
+        """Return the data that is needed to act with the policy: weights, statistics of the normalizers and of the critic's values, and
+        spaces of the env."""
         return {
             "version": VERSION,
             "weights": self.agent.weights(),

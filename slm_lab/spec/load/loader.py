@@ -318,7 +318,7 @@ def mark_set_arguments(error: SpecError, source: str, sets: Sequence[str]) -> Sp
 
 
 def parse_value(text: str, name: str = "") -> Any:
-    """Return the value of a --set argument, parsed as JSON, True, False or None. Any other text is returned as a string.
+    """Parse the value of a --set argument as JSON, or as Python's True, False or None. Return any other text as a string.
 
     Args: name: key or variable of the argument, for error messages.
     """

@@ -56,10 +56,10 @@ class ReplayKeys(SpecModel):
     """Maximum number of transitions. When the replay buffer is full, new transitions overwrite the oldest transitions. Memory is allocated
     for at most as many transitions as the Session has frames."""
     use_cer: Flag = False
-    """Whether to use combined experience replay (arXiv:1712.01275): the last transitions of a batch are new transitions. Each new
-    transition is used once in this way, and the oldest ones are used first, as in SLM Lab. If at least batch_size new transitions are
-    waiting, for example at training_start_step, the batch contains only new transitions. The priorities of these new transitions are not
-    updated. With a RecurrentNet, the last item of a batch is the newest sequence."""
+    """Whether to use combined experience replay (arXiv:1712.01275): each new transition replaces a sampled transition in one batch,
+    the oldest new transitions first. If at least batch_size new transitions are waiting, for example at training_start_step, the batch
+    contains only new transitions, as in SLM Lab. The priorities of these new transitions are not updated. With a RecurrentNet, the last
+    item of a batch is the newest sequence."""
     burn_in: Count | None = None
     """With a RecurrentNet, the number of steps before each sequence in which the net, with its current weights, only updates the stored
     hidden state. The net does not learn from these steps (R2D2, Kapturowski et al., 2019). The default number is half of seq_len."""

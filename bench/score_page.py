@@ -13,13 +13,13 @@ from typing import NamedTuple
 from bench.peers import PEERS, peer_runs, with_peers
 from bench.studies import DOCS, ROOT, STUDIES, missing_runs, results_of, study_of
 from slm_lab.experiment.files.paths import file_stem
-from slm_lab.experiment.report.compare import Setting, summarize
 from slm_lab.experiment.report.compare_report import estimate_text, median_text
 from slm_lab.experiment.report.figure import Figure
 from slm_lab.experiment.report.metrics import Median, estimate_difference
 from slm_lab.experiment.report.pairwise import PUBLISHED_SCORE, compare_pairs
 from slm_lab.experiment.report.progress import format_number
 from slm_lab.experiment.report.render_png import PNGRenderer
+from slm_lab.experiment.report.setting import Setting, summarize
 from slm_lab.experiment.report.study_report import (
     EntryResult,
     bullets,

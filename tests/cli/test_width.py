@@ -13,10 +13,10 @@ from slm_lab import cli
 from slm_lab.cli.list_names import KINDS
 from slm_lab.cli.parser import COMMANDS, MODES, make_parser
 from slm_lab.experiment.files.search_state import SearchState, TrialState
-from slm_lab.experiment.report.compare import Summary
 from slm_lab.experiment.report.compare_report import settings_table
 from slm_lab.experiment.report.metrics import Estimate, Median
 from slm_lab.experiment.report.search_report import SearchSummary
+from slm_lab.experiment.report.setting import Summary
 from slm_lab.experiment.report.study_report import EntryResult, text_lines
 from slm_lab.experiment.report.trial_record import Importance, TrialRecord
 from slm_lab.experiment.run.search.stage import SearchTable, Totals, result_lines

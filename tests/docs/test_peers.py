@@ -12,7 +12,7 @@ import pytest
 from bench import peers
 from bench.peers import PEERS, PeerRun, evaluation_rows, peer_runs, result, rows, run_peers, with_peers
 from bench.studies import STUDIES, Kept, study_of
-from slm_lab.experiment.report.compare import Setting
+from slm_lab.experiment.report.setting import Setting
 from slm_lab.experiment.report.study_report import study_settings
 from slm_lab.lib.files import with_checksum
 from slm_lab.spec.models.study import Study

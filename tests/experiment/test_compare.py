@@ -20,7 +20,7 @@ from slm_lab import cli
 from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.compare import SeedResult, Setting, comparable_metric, differing_keys, group_runs, read_settings, summarize
+from slm_lab.experiment.report.compare import differing_keys, group_runs, read_settings
 from slm_lab.experiment.report.compare_report import (
     AXES,
     METRICS,
@@ -35,6 +35,8 @@ from slm_lab.experiment.report.metrics import Estimate, Median, estimate_mean
 from slm_lab.experiment.report.pairwise import Comparison
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import load_run
+from slm_lab.experiment.report.seed_result import SeedResult
+from slm_lab.experiment.report.setting import Setting, comparable_metric, summarize
 from slm_lab.experiment.training.observers.base import COLUMNS
 from slm_lab.lib.text import format_table
 from slm_lab.spec.load.loader import dump_spec, load_spec

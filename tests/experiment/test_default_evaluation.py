@@ -15,8 +15,8 @@ from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.report.analyze import analyze_trial, return_text
-from slm_lab.experiment.report.compare import seed_results
 from slm_lab.experiment.report.run import Run
+from slm_lab.experiment.report.seed_result import seed_results
 from slm_lab.experiment.run.search.search import Search
 from slm_lab.experiment.run.trial import Trial, _summary
 from slm_lab.experiment.session.session import Session

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.events import Row, RowValues
-from slm_lab.experiment.report.compare import SeedResult, recent_returns
 from slm_lab.experiment.report.metrics import Table
 from slm_lab.experiment.report.run import join_worker_tables
+from slm_lab.experiment.report.seed_result import SeedResult, recent_returns
 from slm_lab.experiment.training.observers.base import COLUMNS, SHARED_COLUMNS
 from slm_lab.experiment.training.observers.rows import Recorder
 from slm_lab.lib.clock import Clock

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slm_lab.experiment.report.compare import SeedResult
 from slm_lab.experiment.report.metrics import (
     Curve,
     Estimate,
@@ -21,6 +20,7 @@ from slm_lab.experiment.report.metrics import (
     first_reached,
     median_point,
 )
+from slm_lab.experiment.report.seed_result import SeedResult
 from slm_lab.experiment.report.study_report import (
     SCORES,
     compare_with_published,

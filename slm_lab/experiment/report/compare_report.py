@@ -17,11 +17,13 @@ from slm_lab.experiment.files.find import BEST, TrainingChoice
 from slm_lab.experiment.files.paths import ComparisonPaths, file_stem, new_comparison
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import comparison_page as html
-from slm_lab.experiment.report.compare import RULES, ComparableMetric, Setting, Summary, comparable_metric, read_settings, summarize
+from slm_lab.experiment.report.compare import read_settings
 from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
 from slm_lab.experiment.report.metrics import INTERVAL, AlignedCurves, Bounds, Curve, Estimate, Median
 from slm_lab.experiment.report.pairwise import Comparison, PairComparison, compare_pairs, profile_figure
 from slm_lab.experiment.report.progress import format_number
+from slm_lab.experiment.report.seed_result import RULES
+from slm_lab.experiment.report.setting import ComparableMetric, Setting, Summary, comparable_metric, summarize
 from slm_lab.experiment.report.trial_figures import FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis
 from slm_lab.experiment.report.writer import Writer, csv_bytes, json_bytes
 from slm_lab.lib.files import nonfinite_to_none

@@ -11,9 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slm_lab.experiment.report.compare import Setting, comparable_metric, seed_results
 from slm_lab.experiment.report.metrics import Estimate, aggregate_known, usable_bounds
 from slm_lab.experiment.report.progress import format_number
+from slm_lab.experiment.report.seed_result import seed_results
+from slm_lab.experiment.report.setting import Setting, comparable_metric
 from slm_lab.experiment.report.statistics import LEVEL, confidence_sequence, first_decisive_count
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.spec.models.study import StudyPlan

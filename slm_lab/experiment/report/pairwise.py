@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from slm_lab.experiment.report.baseline import SHIPPED
-from slm_lab.experiment.report.compare import Setting
 from slm_lab.experiment.report.figure import Figure, Line, Panel
 from slm_lab.experiment.report.metrics import Curve, Estimate, estimate_difference
+from slm_lab.experiment.report.setting import Setting
 from slm_lab.experiment.report.statistics import (
     Profile,
     adjust_holm,

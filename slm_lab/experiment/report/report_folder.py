@@ -15,7 +15,6 @@ from slm_lab.experiment.files.lock import in_use
 from slm_lab.experiment.files.paths import RunPaths, StudyPaths, StudyRunFolder, study_in, study_start_info
 from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.compare import Setting, seed_results
 from slm_lab.experiment.report.decision import decisions
 from slm_lab.experiment.report.figure import AnyFigure
 from slm_lab.experiment.report.metrics import aggregate_known
@@ -33,6 +32,8 @@ from slm_lab.experiment.report.search_report import (
     short_names,
     summarize_search,
 )
+from slm_lab.experiment.report.seed_result import seed_results
+from slm_lab.experiment.report.setting import Setting
 from slm_lab.experiment.report.study_report import (
     EntryResult,
     decision_lines,

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slm_lab.experiment.files.named_model import ModelPaths
-from slm_lab.experiment.report.compare import Setting, comparable_metric, differing_keys, seed_results
+from slm_lab.experiment.report.compare import differing_keys
 from slm_lab.experiment.report.compare_report import estimate_text, number_text
 from slm_lab.experiment.report.metrics import Estimate, estimate_difference, estimate_mean
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
 from slm_lab.experiment.report.run import Run, read_columns
+from slm_lab.experiment.report.seed_result import seed_results
+from slm_lab.experiment.report.setting import Setting, comparable_metric
 from slm_lab.experiment.report.student_t import student_t_quantile
 from slm_lab.lib.files import display_path
 from slm_lab.lib.text import format_table

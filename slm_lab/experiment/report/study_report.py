@@ -15,13 +15,14 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import StudyPaths, file_stem
 from slm_lab.experiment.report import compare_report as comparison
-from slm_lab.experiment.report.compare import RULES, Setting, comparable_metric, summarize, training_column
 from slm_lab.experiment.report.compare_report import FigureSpec, estimate_text, flatten_row, median_text, number_text, rows_csv
 from slm_lab.experiment.report.decision import Decision, decisions, scores_by_seed
 from slm_lab.experiment.report.decision import decision_explanation as decision_explanation
 from slm_lab.experiment.report.figure import Figure
 from slm_lab.experiment.report.metrics import INTERVAL, Estimate, Median, aggregate_known, estimate_difference
 from slm_lab.experiment.report.progress import format_number
+from slm_lab.experiment.report.seed_result import RULES, training_column
+from slm_lab.experiment.report.setting import Setting, comparable_metric, summarize
 from slm_lab.experiment.report.statistics import adjust_holm, probability_of_improvement, t_test
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.report.writer import Writer, json_bytes

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slm_lab.experiment.files.search_state import SearchState, best_first
-from slm_lab.experiment.report.compare import Setting, comparable_metric, group_runs, seed_results, summarize
+from slm_lab.experiment.report.compare import group_runs
 from slm_lab.experiment.report.compare_report import AXES
 from slm_lab.experiment.report.metrics import INTERVAL, Curve, evenly_spaced_indices
 from slm_lab.experiment.report.pairwise import compare_pairs
 from slm_lab.experiment.report.run import Run
+from slm_lab.experiment.report.seed_result import seed_results
+from slm_lab.experiment.report.setting import Setting, comparable_metric, summarize
 from slm_lab.experiment.view.details import Content, files_version, relative_path
 from slm_lab.experiment.view.entries import run_paths
 from slm_lab.experiment.view.folders import DataFolder, FoundFolder, NotServed, begun_study_runs

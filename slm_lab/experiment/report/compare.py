@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from slm_lab.experiment.files.find import BEST, TrainingChoice, find_training
 from slm_lab.experiment.files.lock import unfinished_notice
 from slm_lab.experiment.files.paths import StudyPaths, run_paths_in, study_in
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report.nondeterminism import nondeterminism_reason
 from slm_lab.experiment.report.run import Run, load_run, run_folders, with_data_dir
 from slm_lab.experiment.report.seed_result import seed_results
 from slm_lab.experiment.report.setting import Setting
@@ -88,7 +89,7 @@ def _separate_repetitions(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
         keys = run.settings()
         # absent in runs of SLM Lab, whose seeds depend on the time
         seed = run.random_seed if isinstance(run, ResultRun) else run.spec.get("meta", {}).get("random_seed")
-        key = (json.dumps(keys, sort_keys=True), seed, run.trial) if seed is not None and _is_reproducible(keys) else number
+        key = (json.dumps(keys, sort_keys=True), seed, run.trial) if seed is not None and nondeterminism_reason(keys) is None else number
         other = kept.setdefault(key, run)
         if other is not run:
             kept[key], out = (run, other) if _finished_seeds(run) > _finished_seeds(other) else (other, run)
@@ -96,14 +97,6 @@ def _separate_repetitions(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
                 f"{out.paths.root} is left out: it repeats {kept[key].paths.root}, with the same spec and meta.random_seed {seed}"
             )
     return list(kept.values()), notices
-
-
-def _is_reproducible(keys: Mapping[str, Any]) -> bool:
-    """Return whether repeated training with these settings gives the same results, except on other processors or versions."""
-    if keys.get("meta.distributed") and keys.get("meta.max_session", 1) > 1:
-        return False
-    asynchronous = keys.get("meta.sampler.async_rl", False) or keys.get("meta.sampler.inference") == "central"
-    return not asynchronous or bool(keys.get("meta.sampler.serial_mode"))
 
 
 def _finished_seeds(run: Run) -> int:

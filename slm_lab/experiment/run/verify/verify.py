@@ -27,6 +27,7 @@ from slm_lab.experiment.files.provenance import changed_versions
 from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.files.sink import LocalSink, Position, is_damaged
 from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.report.nondeterminism import nondeterminism_reason
 from slm_lab.experiment.report.progress import ProgressDisplay, format_duration
 from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
 from slm_lab.experiment.report.run import Run, read_columns, read_table
@@ -192,26 +193,12 @@ def _checked_spec(training: Training, session: int, device: str | None) -> Spec:
     if in_use(training.paths.lock):
         raise UserError(f"{root} is in use by a process that trains the run; wait until the process ends")
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
-    if (why := _nondeterminism_reason(spec, training, device)) is not None:
+    keys = Run(training.paths, training.trial).flat_spec()
+    if (why := nondeterminism_reason(keys, of_search=training.of_search, device=device)) is not None:
         raise UserError(f"{root} cannot be verified: {why}")
     if not 0 <= session < spec.meta.max_session:
         raise UserError(f"session {session}: the sessions of {root} are 0 to {spec.meta.max_session - 1}")
     return spec
-
-
-def _nondeterminism_reason(spec: Spec, training: Training, device: str | None) -> str | None:
-    """Return the reason why repeated training does not give the same bytes, or None if training is deterministic."""
-    meta, sampler = spec.meta, spec.meta.sampler
-    if meta.distributed and meta.max_session > 1:
-        return f"its {meta.max_session} sessions train one net in the order in which they happen to run (meta.distributed)"
-    if sampler is not None and not sampler.serial_mode:
-        if sampler.async_rl:
-            return "its rollout workers collect while the learner trains (meta.sampler.async_rl)"
-        if sampler.inference == "central" or (sampler.inference == "auto" and (device or "").startswith("cuda")):
-            return "central inference groups observations by the time at which they arrive (meta.sampler.inference)"
-    if training.of_search and meta.search_algorithm == "pbt":
-        return "trials of population-based training take over weights of other trials (meta.search_algorithm)"
-    return None
 
 
 def _machine_differences(start: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -28,7 +28,7 @@ from slm_lab.env.backend import Backend, EnvRequest
 from slm_lab.env.curriculum import Curriculum, check_spaces
 from slm_lab.env.envpool_suites import REDUCTIONS, option_problems
 from slm_lab.env.groups import GroupBackend, GroupedEnv, joint_info
-from slm_lab.env.gym_backends import Async, Native, Sync, UserVectorBackend, make_vector_backend_class
+from slm_lab.env.gym_backends import Async, Sync
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
 from slm_lab.env.outcome import space_text
@@ -36,6 +36,7 @@ from slm_lab.env.pettingzoo_backend import PettingZoo
 from slm_lab.env.single import SingleEnvConstructor, quiet_gymnasium, register_envs
 from slm_lab.env.spaces import Codec, UnsupportedSpace, observation_codec, space_to_dict
 from slm_lab.env.vec import Env, close_backend
+from slm_lab.env.vector_backends import Native, UserVectorBackend, make_vector_backend_class
 from slm_lab.env.wrappers import KeepParts, find_wraps, space_parts
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo, InputKind, ObservationSpace

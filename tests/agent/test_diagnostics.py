@@ -44,6 +44,9 @@ def test_explained_variance_by_hand() -> None:
     expected = 1.0 - float((returns - value)[:4].var() / returns[:4].var())
     assert explained_variance(value, returns, valid) == pytest.approx(expected, rel=1e-5)
     assert explained_variance(value, torch.ones(6, 3), valid) == 0.0
+    for constant, count in ((0.1, 100), (0.1, 128), (3.7, 100), (100.3, 128)):  # the float32 mean has a rounding error
+        values, equal = np.linspace(0.0, 1.0, count, dtype=np.float32), np.full(count, constant, np.float32)
+        assert explained_variance(values, equal, np.ones(count, np.bool_)) == 0.0
     assert explained_variance(value, returns, torch.zeros_like(valid)) == 0.0
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slm_lab.agent.algorithm.value_scale import standardize_valid
-from slm_lab.agent.ops import returns
+from slm_lab.agent.ops import device, returns
 from slm_lab.agent.ops.objective import explained_variance
 from slm_lab.agent.ops.returns import discounted_returns, discounted_scan, gae, nstep_returns, standardize, vtrace
 
@@ -130,9 +130,15 @@ def test_shapes_are_checked() -> None:
         gae(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, 1), no, no, 0.9, 0.9)
 
 
-def test_standardize() -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_standardize(monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
+    monkeypatch.setattr(device, "ON_CPU", asynchronous)
     x = standardize(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert float(x.mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(x.std()) == pytest.approx(1.0, abs=1e-4)
     assert standardize(torch.full((4,), 7.0)).abs().max() == 0.0
+    for value, count in ((0.1, 128), (1 / 3, 128), (3.7, 32), (100.3, 1000)):  # the float32 mean has a rounding error
+        assert standardize(torch.full((count,), value)).abs().max() == 0.0
+        assert np.abs(standardize(np.full(count, value, np.float32))).max() == 0.0
+    assert standardize(torch.tensor([100.0, 100.1])).tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-4)
     assert standardize(torch.tensor([7.0])).tolist() == [7.0], "a single one keeps its signal"

@@ -32,6 +32,7 @@ from slm_lab.agent.ops.distributions import (
     Product,
 )
 from slm_lab.agent.ops.losses import SOFT_BOUND
+from slm_lab.agent.ops.returns import MEAN_ROUNDING
 
 CLOSED_FORM = True
 """Whether to compute gradients in closed form for objectives that have closed-form gradients. If CLOSED_FORM is False, autograd is always
@@ -417,9 +418,12 @@ def explained_variance(value_TN: A, return_TN: A, valid_TN: A) -> float:
         return math.nan
     error, count = target - value, len(target)
     error -= np.add.reduce(error) / count
-    target = target - np.add.reduce(target) / count
+    mean = np.add.reduce(target) / count
+    target = target - mean
     spread = float(target.dot(target))
-    return 1.0 - float(error.dot(error)) / spread if spread else 0.0
+    if spread <= count * (MEAN_ROUNDING * float(mean)) ** 2:
+        return 0.0
+    return 1.0 - float(error.dot(error)) / spread
 
 
 def ratio_diagnostics(logps: Sequence[Tensor], old_logps: Sequence[Tensor], clip_eps: float) -> tuple[float, float]:

@@ -16,6 +16,9 @@ from torch import Tensor
 from slm_lab.agent.ops.arrays import A, as_tensor, as_type_of, copy, full_like, ignore_float_errors, where
 from slm_lab.agent.ops.device import is_asynchronous
 
+MEAN_ROUNDING = 1e-6
+"""Greatest error of a float32 mean of equal values, relative to the mean. A smaller standard deviation counts as 0."""
+
 
 def _check_shapes(*rows: A) -> None:
     shape = rows[0].shape
@@ -188,4 +191,11 @@ def standardize(x_B: A) -> A:
     tensor_B = as_tensor(x_B)
     if tensor_B.numel() < 2:
         return x_B
-    return (x_B - as_type_of(x_B, tensor_B.mean())) / (as_type_of(x_B, tensor_B.std()) + 1e-8)
+    mean, std = tensor_B.mean(), tensor_B.std()
+    scale = std + 1e-8
+    # the mean of equal values can have a rounding error, which must not be scaled to 1
+    if is_asynchronous(tensor_B):
+        scale = torch.where(std > MEAN_ROUNDING * mean.abs(), scale, torch.inf)
+    elif float(std) <= MEAN_ROUNDING * abs(float(mean)):
+        return full_like(x_B, 0.0)
+    return (x_B - as_type_of(x_B, mean)) / as_type_of(x_B, scale)

@@ -341,7 +341,7 @@ def _key_index(section: Section, listed: Sequence[str]) -> list[str]:
     """Return a table of the keys that are on the pages of components."""
     lines = ["| key | on the pages of |", "|---|---|"]
     for key in keys(section):
-        owners = [name for name, model in section.models.items() if key in model.model_fields]
+        owners = [name for name, model in section.models.items() if key in keys_with_effect(model)]
         if key not in listed:
             links = (
                 "all"
@@ -354,18 +354,24 @@ def _key_index(section: Section, listed: Sequence[str]) -> list[str]:
 
 def keys(section: Section) -> list[str]:
     """Return the keys of a section, with the most common keys first, without the `name` of components."""
-    everywhere = dict.fromkeys(key for model in section.models.values() for key in model.model_fields)
+    everywhere = dict.fromkeys(key for model in section.models.values() for key in keys_with_effect(model))
     components = "" not in section.models
     hidden = {"name"} if components or section.path == "" else set()
     return sorted(
         (key for key in everywhere if key not in hidden),
-        key=lambda key: -sum(key in model.model_fields for model in section.models.values()),
+        key=lambda key: -sum(key in keys_with_effect(model) for model in section.models.values()),
     )
+
+
+def keys_with_effect(model: type[BaseModel]) -> list[str]:
+    """Return the keys of a model, except inherited keys that have no effect (AlgorithmSpec.unused_keys)."""
+    unused: Iterable[str] = getattr(model, "unused_keys", ())
+    return [key for key in model.model_fields if key not in unused]
 
 
 def key_lines(section: Section, key: str, level: str = "####") -> Iterator[str]:
     """Yield the lines about a key, with a heading of the given level."""
-    owners = {name: model for name, model in section.models.items() if key in model.model_fields}
+    owners = {name: model for name, model in section.models.items() if key in keys_with_effect(model)}
     facts = [(_line(_descriptions(model).get(key)), _type(model, key), default_of(model, key)) for model in owners.values()]
     texts, types, defaults = zip(*facts, strict=True)
     meanings = list(dict.fromkeys(texts))

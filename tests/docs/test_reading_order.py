@@ -1,4 +1,4 @@
-"""Tests of docs/reading_order.md: its walks list functions in the order in which a run calls them, and its files exist."""
+"""Tests of docs/reading_order.md: its call sequences list functions in the order in which a run calls them, and its files exist."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PAGE = (ROOT / "docs" / "reading_order.md").read_text(encoding="utf-8")
 _STEP = re.compile(r"^1\. \[`(?P<module>[\w.]+):(?P<name>[\w.]+)`\]\(\.\./(?P<file>\S+)\) .+$", re.MULTILINE)
 
 
-def walks() -> dict[str, list[list[str]]]:
-    """Return a dict from each walk to its lists of functions, as "module:qualname"."""
-    parts = PAGE.partition("\n## Walks\n")[2].partition("\n## ")[0].split("\n### ")[1:]
+def sequences() -> dict[str, list[list[str]]]:
+    """Return a dict from each call sequence to its lists of functions, as "module:qualname"."""
+    parts = PAGE.partition("\n## Call sequences\n")[2].partition("\n## ")[0].split("\n### ")[1:]
     lists = {part.partition("\n")[0]: [[*_STEP.finditer(block)] for block in part.split("\n\n")] for part in parts}
-    return {walk: [[f"{step['module']}:{step['name']}" for step in steps] for steps in found if steps] for walk, found in lists.items()}
+    return {name: [[f"{step['module']}:{step['name']}" for step in steps] for steps in found if steps] for name, found in lists.items()}
 
 
 def code_of(function: str) -> CodeType | None:
@@ -49,15 +49,15 @@ def _code(function: str) -> CodeType:
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the calls of the walks' functions, in order, while a small spec is loaded, trained, continued and played."""
-    names = {code_of(function): function for lists in walks().values() for functions in lists for function in functions}
+    """Return the calls of the functions of the call sequences, in order, while a small spec is loaded, trained, continued and played."""
+    names = {code_of(function): function for lists in sequences().values() for functions in lists for function in functions}
     found = list[str]()
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code in names:
             found.append(names[frame.f_code])
 
-    folder = tmp_path_factory.mktemp("walks")
+    folder = tmp_path_factory.mktemp("sequences")
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
@@ -85,14 +85,14 @@ def end_of(functions: list[str], calls: list[str], begin: int) -> int:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("walk", walks())
-def test_the_functions_of_a_walk_are_called_in_its_order(walk: str, calls: list[str]) -> None:
+@pytest.mark.parametrize("name", sequences())
+def test_the_functions_of_a_call_sequence_are_called_in_its_order(name: str, calls: list[str]) -> None:
     position = 0
-    for functions in walks()[walk]:
+    for functions in sequences()[name]:
         position, begin = end_of(functions, calls, position), position
         known = [call for call in dict.fromkeys(calls[begin:]) if call in functions]
         assert position, "docs/reading_order.md has another order than the first calls:\n" + "\n".join(known)
-    assert sum(map(len, walks()[walk])) >= 8
+    assert sum(map(len, sequences()[name])) >= 8
 
 
 def test_another_order_is_found() -> None:
@@ -105,14 +105,14 @@ def test_another_order_is_found() -> None:
 
 
 def test_the_functions_exist() -> None:
-    functions = [function for lists in walks().values() for functions in lists for function in functions]
+    functions = [function for lists in sequences().values() for functions in lists for function in functions]
     assert [function for function in functions if code_of(function) is None] == [], "docs/reading_order.md has other names"
 
 
-def test_the_walks_are_there() -> None:
-    assert list(walks()) == ["A spec key", "A reward", "A gradient", "A checkpoint"]
-    items = [line for line in PAGE.partition("\n## Walks\n")[2].splitlines() if line.startswith("1. ")]
-    assert len(items) == sum(len(functions) for lists in walks().values() for functions in lists), "an item has another form"
+def test_the_page_has_call_sequences() -> None:
+    assert list(sequences()) == ["A spec key", "A reward", "A gradient", "A checkpoint"]
+    items = [line for line in PAGE.partition("\n## Call sequences\n")[2].splitlines() if line.startswith("1. ")]
+    assert len(items) == sum(len(functions) for lists in sequences().values() for functions in lists), "an item has another form"
 
 
 def test_links_are_to_the_files_of_the_functions() -> None:

@@ -168,6 +168,8 @@ def test_what_has_no_effect_is_dropped_with_a_notice(specs: Specs, changes: dict
         (SAC | {"agent.algorithm.training_epoch": 10}, "agent.algorithm.training_epoch"),
         (TQC | {"agent.algorithm.critic_reduction": "min"}, "agent.algorithm.critic_reduction"),
         (TQC | {"agent.algorithm.symlog": True}, "agent.algorithm.symlog"),
+        (TQC | {"agent.algorithm.target_entropy_ratio": 0.9}, "agent.algorithm.target_entropy_ratio"),
+        (DSAC | {"agent.algorithm.entropy_penalty_coef": 0.5}, "agent.algorithm.entropy_penalty_coef"),
         (TQC | {"agent.net.loss_spec": {"name": "SmoothL1Loss"}}, "agent.net.loss_spec"),
         (DSAC | {"agent.algorithm.symlog": True}, "agent.algorithm.symlog"),
         (DSAC | {"agent.net.loss_spec": {"name": "SmoothL1Loss"}}, "agent.net.loss_spec"),

@@ -62,7 +62,10 @@ def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSch
     try:
         schedule = _build_schedule(spec, base_lr)
         schedule(0), schedule(1)  # a length of zero raises an error only when the schedule is called
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except ArithmeticError as error:
+        why = f"{spec.name} {spec.kwargs}: the learning rate cannot be computed ({error}); give arguments greater than 0"
+        raise SpecError("agent", [Problem(path, why)]) from error
+    except (TypeError, ValueError) as error:
         raise SpecError("agent", [Problem(path, f"{spec.name} {spec.kwargs}: {error}")]) from error
     return schedule
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Strict
@@ -44,6 +45,7 @@ Exploration = Literal["gaussian", "random"]
 StandardizeAdvantages = Literal["standardize"] | Flag
 ROLLOUT_MEMORIES = ("OnPolicyBatchReplay", "OnPolicyReplay", "OnPolicyCrossEntropy")
 REPLAY_MEMORIES = ("Replay", "PrioritizedReplay", "HindsightReplay")
+_FOR_DISCRETE = "the algorithm has continuous actions only"
 ALL_ACTIONS = ("discrete", "continuous", "multi_discrete", "multi_binary", "hybrid")
 """All kinds of action spaces (lib.records.ActionKind)."""
 
@@ -85,6 +87,8 @@ class AlgorithmSpec(Component):
     """Number of transitions per batch of a replay buffer if the spec has no section agent.memory."""
     samplers: ClassVar[tuple[str, ...]] = ()
     """Modes of meta.sampler (rollout workers), "sync" and "async", that the algorithm supports."""
+    unused_keys: ClassVar[Mapping[str, str]] = {}
+    """Inherited keys that have no effect in the algorithm, and the reason for each."""
 
     action_pdtype: ActionPdtype = "default"
     """Probability distribution of actions. The default distribution depends on the action space: Categorical, MultiCategorical, Bernoulli
@@ -220,7 +224,8 @@ class AdaptiveLR(SpecModel):
 
     kl_target: PositiveReal = 0.01
     """Target of the divergence KL(π_old, π) per update. After each rollout, the learning rate is divided by `factor` if approx_kl of the
-    last epoch is above 2 · kl_target, and multiplied by `factor` if approx_kl is below kl_target / 2."""
+    last epoch is above 2 · kl_target, and multiplied by `factor` if approx_kl is below kl_target / 2. An initial learning rate outside of
+    the interval from min_lr to max_lr remains until an adaptation moves it towards the interval."""
     factor: Annotated[float, Strict(), Field(gt=1)] = 1.5
     """Factor by which one adaptation changes the learning rate."""
     min_lr: PositiveReal = 1e-5
@@ -272,7 +277,8 @@ class PPOSpec(VTraceSpec):
     """Whether the critic learns normalised returns, as with `normalize_value` of rl_games. The critic's output is then the value minus the
     running mean of the returns, divided by the running standard deviation of the returns."""
     minibatch_size: Positive = 64
-    """Number of transitions per gradient step, at most time_horizon × num_envs."""
+    """Approximate number of transitions per gradient step. A rollout of n transitions is divided into round(n / minibatch_size) parts of
+    equal size, so that a part can have more transitions than minibatch_size."""
     time_horizon: Positive = 128
     """Number of vector steps per rollout. The agent trains after each rollout."""
     training_epoch: Positive = 4
@@ -361,7 +367,8 @@ class PQNSpec(EpsilonGreedySpec):
     """λ of the returns from which PQN learns. λ = 0 is one-step Q-learning, and λ = 1 uses the rewards up to the end of the episode or
     rollout."""
     minibatch_size: Positive = 64
-    """Number of transitions per gradient step, at most time_horizon × num_envs."""
+    """Approximate number of transitions per gradient step. A rollout of n transitions is divided into round(n / minibatch_size) parts of
+    equal size, so that a part can have more transitions than minibatch_size."""
     time_horizon: Positive = 32
     """Number of vector steps per rollout. The agent trains after each rollout."""
     training_epoch: Positive = 2
@@ -563,7 +570,8 @@ class ReplayActorCriticSpec(ReplayAlgorithmSpec, ResetKeys):
     """Number of critics of the algorithm."""
 
     training_iter: Positive | None = None
-    """Number of batches per training, with one gradient step for each batch. The default number is env.num_envs."""
+    """Number of batches per training, with one gradient step for each batch. The default is the number of transitions in a vector step:
+    env.num_envs, times the number of agents that the policy controls."""
     policy_delay: Positive = 1
     """Number of critic updates per update of the actor, of the target networks and, in soft actor-critic, of the temperature."""
 
@@ -634,6 +642,12 @@ class TQCSpec(SoftActorCriticSpec):
 
     class_path = "slm_lab.agent.algorithm.tqc:TQC"
     action_kinds = ("continuous",)
+    unused_keys = {
+        "critic_reduction": "targets are the smallest quantiles of all critics",
+        "symlog": "quantiles are compared as they are",
+        "target_entropy_ratio": _FOR_DISCRETE,
+        "entropy_penalty_coef": _FOR_DISCRETE,
+    }
 
     name: Literal["TQC"]  # type: ignore[assignment]  # narrower: the tag of the union
     num_critics: Positive = 5
@@ -654,6 +668,11 @@ class DistributionalSACSpec(SoftActorCriticSpec):
 
     class_path = "slm_lab.agent.algorithm.distributional_sac:DistributionalSAC"
     action_kinds = ("continuous",)
+    unused_keys = {
+        "symlog": "distributions are compared, not values",
+        "target_entropy_ratio": _FOR_DISCRETE,
+        "entropy_penalty_coef": _FOR_DISCRETE,
+    }
 
     name: Literal["DistributionalSAC"]  # type: ignore[assignment]  # narrower: the tag of the union
     log_alpha_min: Real = -10.0

@@ -51,18 +51,20 @@ class EnvSpec(SpecModel):
     stagger_episodes: Flag = False
     """Whether the first training episode of each env is truncated early, so that the envs are at different points of an episode. The first
     episode of env i (counted from 0) is truncated after (i + 1) / num_envs of the time limit. This key is useful if all episodes have the
-    same length, as in DeepMind Control. Otherwise, all envs are always at the same point of an episode, and a rollout that is shorter than
-    an episode contains only one part of the episode. Table rows contain no returns or lengths of the episodes that are truncated early.
-    This key requires the backend envpool and an env with one agent and a time limit."""
+    same length, as in DeepMind Control. Without this key, all envs are then always at the same point of an episode, and a rollout that is
+    shorter than an episode contains only one part of the episode. Table rows contain no returns or lengths of the episodes that are
+    truncated early. This key requires the backend envpool and an env with one agent and a time limit."""
     max_frame: Positive
     """Number of frames of training. One vector step has num_envs frames. In BC and IQL, which do not step envs in training, a frame is a
     gradient step."""
     normalize_obs: Flag = False
-    """Whether to normalise observations by their running mean and standard deviation. A replay buffer stores observations before
-    normalisation and clipping, and each batch is normalised with the newest mean and standard deviation."""
+    """Whether to normalise observations by their running mean and standard deviation. The replay buffer of an
+    off-policy algorithm stores observations before normalisation and clipping, and each batch is normalised with the newest mean and
+    standard deviation. The replay buffer of SIL and PPOSIL stores observations as they were normalised when they were collected."""
     normalize_reward: Flag = False
-    """Whether to divide rewards by the running standard deviation of the discounted return. A replay buffer stores rewards
-    before normalisation and clipping, and each batch is normalised with the newest standard deviation."""
+    """Whether to divide rewards by the running standard deviation of the discounted return. The replay buffer
+    of an off-policy algorithm stores rewards before normalisation and clipping, and each batch is normalised with the newest standard
+    deviation. The replay buffer of SIL and PPOSIL stores rewards as they were normalised when they were collected."""
     clip_obs: PositiveReal | None = None
     """Absolute value to which observations are clipped, after normalisation. By default, observations are clipped to ±10 if they are
     normalised, and are not clipped if they are not normalised."""

@@ -107,7 +107,8 @@ class SILReplayKeys(SpecModel):
     max_size: Positive | None = None
     """SIL, PPOSIL: maximum number of transitions."""
     use_cer: Flag | None = None
-    """SIL, PPOSIL: whether each batch ends with the transitions that were added since the previous batch."""
+    """SIL, PPOSIL: whether to use combined experience replay (arXiv:1712.01275): each new transition replaces a sampled transition in one
+    batch, the oldest new transitions first."""
     burn_in: Count | None = None
     """SIL, PPOSIL with a RecurrentNet: number of steps before each sequence in which the net only updates the hidden state."""
     alpha: NonNegative | None = None

@@ -74,8 +74,8 @@ class MetaSpec(SpecModel):
     workers evaluate the net in turn."""
     rigorous_eval: Count = 0
     """Number of evaluation envs, each of which plays one episode per evaluation. If rigorous_eval is above 0, all metrics are computed from
-    the evaluation episodes. With 0, metrics are computed from training episodes, except current_return if there are evaluations
-    with eval_episodes: it is then the mean return of the last evaluation."""
+    the evaluation episodes. With 0, metrics are computed from training episodes. An exception is current_return if there are
+    evaluations with eval_episodes: current_return is then the mean return of the last evaluation."""
     eval_deterministic: Flag = False
     """Whether evaluations with rigorous_eval use the mode of the action distribution instead of a sample. Evaluations with eval_episodes
     always use the mode."""
@@ -129,10 +129,11 @@ class MetaSpec(SpecModel):
     With "mkl", MKL computes all products. With "auto", "onednn" is used on AMD processors with AVX-512 (oneDNN is twice as fast on Zen 5),
     and torch's default library on other processors. Results with different libraries differ by rounding. meta.run records the library."""
     threads: Threads | Literal["auto"] = "auto"
-    """Number of threads of an update on the CPU. Acting always uses one thread. With "auto", an update uses one thread if the net has no
-    convolutions, or if other processes learn or act at the same time (distributed, an asynchronous sampler) or may do so (--jobs, a search,
-    a study); otherwise, it uses as many threads as there are cores per concurrent Session, at most 8. Results with the same number of
-    threads are equal, and results with different numbers of threads differ by rounding. meta.run records the number of threads."""
+    """Number of threads of an update on the CPU. Acting always uses one thread. With "auto", the update of a net with
+    convolutions uses as many threads as there are cores per concurrent Session, at most 8. All other nets use one thread. Nets with
+    convolutions also use one thread with distributed training, an asynchronous sampler, --jobs, a search or a study. Results with the
+    same number of threads are equal, and results with different numbers of threads differ by rounding. meta.run records the number of
+    threads."""
     search_resources: SearchResources = SearchResources()
     """Resources of one trial of a search. Mode train does not use search_resources."""
     search_scheduler: SearchScheduler | None = None

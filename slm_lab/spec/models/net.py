@@ -78,6 +78,9 @@ SHAPED = ("Muon", "Adafactor")
 class LRSchedulerSpec(TorchClassSpec):
     """A learning rate schedule: a scheduler of torch.optim.lr_scheduler, LinearToZero {frame}, or LinearToMin {frame, min_factor}.
 
+    LinearToZero decreases the learning rate linearly to 0 at `frame`. LinearToMin decreases the learning rate linearly, at `frame`, to
+    min_factor (default 0.1) times the initial rate. After `frame`, the learning rate is constant.
+
     By default, a scheduler of torch makes one step per training call. A training call learns from one rollout, or makes training_iter ×
     training_batch_iter gradient steps on replayed batches.
     """
@@ -204,8 +207,8 @@ class MLPNetSpec(LayersSpec):
     """Number of units of each hidden layer. By default, the net has two layers of 64 units, with tanh unless the spec gives
     hid_layers_activation."""
     dropout: Annotated[float, Strict(), Field(ge=0, lt=1)] = 0.0
-    """Fraction of the units of each hidden layer that are set to 0 at random, before layer_norm, in the critics of SoftActorCritic and
-    CrossQ and in their target nets (DroQ, arXiv:2110.02034: 0.01 with layer_norm)."""
+    """Fraction of the units of each hidden layer that are set to 0 at random, before layer_norm, in the critics of
+    algorithms with separate critics and in their target nets (DroQ, arXiv:2110.02034: 0.01 with layer_norm)."""
 
     @model_validator(mode="before")
     @classmethod

@@ -14,7 +14,6 @@ from slm_lab.spec.models.algorithm import (
     ALGORITHMS,
     EPOCHS,
     ActorCriticSpec,
-    DistributionalSACSpec,
     EntropyAnneal,
     EpsilonGreedySpec,
     PPOSpec,
@@ -25,7 +24,6 @@ from slm_lab.spec.models.algorithm import (
     ReplayAlgorithmSpec,
     SARSASpec,
     SoftActorCriticSpec,
-    TQCSpec,
     VTraceSpec,
 )
 from slm_lab.spec.models.base import LinearDecay, constant_schedule
@@ -187,11 +185,8 @@ def _resolve_algorithm(draft: _SpecDraft) -> None:
         if isinstance(algorithm.entropy_anneal, EntropyAnneal) and algorithm.target_entropy != "auto":
             why = "target_entropy is given, and ratios belong to 'auto'"
             draft.reset_keys(ALGORITHM, ["entropy_anneal"], why, by=[(*ALGORITHM, "target_entropy")])
-    if isinstance(algorithm, TQCSpec):
-        why = "targets are the smallest quantiles of all critics, compared as they are"
-        draft.reset_keys(ALGORITHM, ["critic_reduction", "symlog"], why, by=[_NAME])
-    if isinstance(algorithm, DistributionalSACSpec):
-        draft.reset_keys(ALGORITHM, ["symlog"], "distributions are compared, not values", by=[_NAME])
+    for key, why in algorithm.unused_keys.items():
+        draft.reset_keys(ALGORITHM, [key], why, by=[_NAME])
     if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step is None and not spec.lacks_net:
         draft.set((*ALGORITHM, "training_start_step"), spec.agent.training_start, by=[_NAME, (*MEMORY, "batch_size")])
     if isinstance(algorithm, VTraceSpec):

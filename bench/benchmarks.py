@@ -57,8 +57,7 @@ for example, `slm-lab enjoy ppo_cartpole` plays the agent of `ppo_cartpole`.
 Settings are chosen with seeds 100 to 999. The settings of `reinforce_cartpole` and `sac_acrobot` were changed because some
 seeds of this table had low scores: some runs of REINFORCE reached a return of 500 in CartPole but did not keep it, and one of 16 seeds of
 SAC without prioritised replay never reached the goal of Acrobot. The settings of `ppo_acrobot` were changed because its score in this table
-was -81.95, lower than the published score. The settings of `dqn_lunar` were changed because five of 16 seeds of this table had scores of at
-most 154: they hovered until the time limit of the episodes during most of the training.
+was -81.95, lower than the published score.
 
 """
 TABLES_INTRO = """The following tables are from the studies in [`tables.json`](../slm_lab/spec/study/tables.json). Settings are chosen

@@ -127,7 +127,7 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[i
 
     Returns: (exit code, for the option --json one dict per valid study, the problems of each invalid study).
     """
-    from slm_lab.spec.load.study_file import load_study
+    from slm_lab.spec.load.study_file import load_study, locate_problem
     from slm_lab.spec.report import SpecError
 
     problems: dict[str, list[Problem]] = {}
@@ -139,8 +139,9 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[i
             problems[name] = error.problems
             continue
         first = {(run.entry, run.env): run.spec for run in study.runs}
-        if found := _env_problems(list(first.values())):
-            problems[name] = found
+        located = [locate_problem(study.spec, entry, one) for (entry, _), spec in first.items() for one in _env_problems([spec])]
+        if located:
+            problems[name] = [replace(one, path=f"study.{one.path}") for one in dict.fromkeys(located)]
             continue
         lines.append(f"{name}: valid; {len(study.runs)} runs")
         seeds: dict[tuple[str, str], list[int]] = {}

@@ -128,6 +128,9 @@ def test_other_spaces_and_files_that_cannot_be_read_are_refused(tmp_path: Path) 
     assert problem(bc(file)) == f"{file} is damaged: its episodes are not complete"
     file.write_bytes(file.read_bytes()[:300])
     assert "is damaged, or is not a data set of enjoy --record" in problem(bc(file))
+    file.write_text("hello")
+    assert "is not a data set of enjoy --record" in problem(bc(file))
+    assert "pickle" not in problem(bc(file))
 
 
 def test_a_key_without_its_algorithm_or_an_algorithm_without_its_key(tmp_path: Path) -> None:

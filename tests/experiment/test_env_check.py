@@ -113,3 +113,30 @@ def test_check_looks_at_the_arguments_of_the_constructor(
     file.write_text(json.dumps({"small": spec_body(env={"name": "nowhere.at_all:X-v0", "strid": 1})}))
     assert main(["check", str(file)]) == 2
     assert "env.name" in capsys.readouterr().err
+
+
+def test_a_study_whose_set_has_an_unknown_argument(spec_body: SpecBody, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A value that the study sets for all runs is one problem of the study; the value of an entry is a problem of the entry."""
+    import json
+
+    entries: list[dict[str, Any]] = [
+        {"spec": "small", "label": "a"},
+        {"spec": "small", "label": "b", "set": {"agent.algorithm.gamma": 0.9}},
+    ]
+    study = {"entries": entries, "random_seed": [1], "set": {"env.sutton_barto_rewar": True}}
+    (file := tmp_path / "file.json").write_text(json.dumps({"small": spec_body(), "it": {"study": study}}))
+    assert main(["check", str(file), "it"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("study.set.env.sutton_barto_rewar:") == 1
+    assert "1 problem" in shown
+    del study["set"]
+    entries[1]["set"] = {"env.sutton_barto_rewar": True}
+    file.write_text(json.dumps({"small": spec_body(), "it": {"study": study}}))
+    assert main(["check", str(file), "it"]) == 2
+    assert "study.entries[1]: b: env.sutton_barto_rewar:" in capsys.readouterr().err
+
+
+def test_a_spec_whose_training_fails(make_spec: MakeSpec) -> None:
+    """The env fails after the trial steps, in the measurement of the speed."""
+    with pytest.raises(SpecError, match="builds, but training fails"):
+        check_builds([make_spec(env=STRANGE | {"fault": "step", "at": 40})], Plan(), "x.json")

@@ -280,6 +280,7 @@ def test_a_row_that_was_due_when_a_process_died_is_written_by_the_next(frame: in
     recorder.restore_row_history([{"frame": "10", "wall_t": "1.0", "epi": "1", "t": "10", "opt_step": "3", "total_reward": "7"}])
     drive(clock, recorder, 30, 1, 1.0)
     assert [row["frame"] for row in rows] == frames
+    assert rows[0]["fps"] == pytest.approx((frames[0] - frame) / 1e-9), "the clock stands still; the other frames took an unknown time"
     assert rows[0]["loss"] is None
     assert recorder.table.rewards[0] == 7.0
 

@@ -20,9 +20,9 @@ from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.provenance import package_versions
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.run.verify.bundle_difference import differing_parts
-from slm_lab.experiment.run.verify.verify import Verification, verify
-from slm_lab.experiment.run.verify.window import last_inexact_continuation
+from slm_lab.experiment.run.verify.bundle_difference import PartDifference, differing_parts
+from slm_lab.experiment.run.verify.verify import Verification, _part_finding, _restarted_workers, verify
+from slm_lab.experiment.run.verify.window import Checkpoint, last_inexact_continuation
 from slm_lab.experiment.session.resume import read_run
 from slm_lab.experiment.training.resolve import complete_spec
 from slm_lab.spec.load.loader import dump_spec
@@ -321,6 +321,23 @@ def test_parts_that_differ() -> None:
     assert differing_parts(one, other) == [("policies/0/weights/w", 0.5), ("policies/0/clock/frame", 1.0)]
     assert differing_parts({"a": torch.zeros(2)}, {"a": torch.zeros(3)}) == [("a", None)]
     assert differing_parts({"a": torch.tensor(0.0)}, {"a": torch.tensor(-0.0)}) == [("a", 0.0)], "not the same byte"
+
+
+def test_the_largest_difference_is_that_of_weights() -> None:
+    checkpoint = Checkpoint("best", "t0_s0", Path("t0_s0_ckpt-best.pt"), 3, {})
+    parts = [PartDifference("policies/0/weights/w", 0.5), PartDifference("frame", 9000.0), PartDifference("rng", 1e38)]
+    finding = _part_finding(checkpoint, parts)
+    assert finding.detail["largest"] == 0.5
+    assert "not the frame of the repetition's checkpoint" in finding.text
+    assert finding.text.endswith("policies/0/weights/w differ; largest difference 0.5; 2 other entries differ")
+    assert _part_finding(checkpoint, parts[1:]).detail["largest"] is None
+
+
+@pytest.mark.parametrize(("source", "count"), [({"restarts": 2}, 1), ({"restarts": 0}, 0), ({}, 0), (None, 0)])
+def test_restarted_workers_are_named(source: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "load", lambda path: {"source": source})
+    found = _restarted_workers(Checkpoint("last", "t0_s0", Path("t0_s0_ckpt-last.pt"), 3, {}))
+    assert [finding.detail for finding in found] == [{"restarts": 2}] * count
 
 
 @pytest.mark.parametrize(

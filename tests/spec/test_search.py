@@ -74,6 +74,8 @@ def test_nested_and_dotted_keys_are_one(specs: Specs) -> None:
         ({"agent.algorithm.lam__qloguniform": [0.1, 0.5, 0, 10]}, "agent.algorithm.lam__qloguniform"),
         ({"agent.algorithm.lam__qloguniform": [0.1, 0.5, 0.1, 0]}, "agent.algorithm.lam__qloguniform"),
         ({"agent.algorithm.lam__normal": [0.5, -1]}, "agent.algorithm.lam__normal"),
+        ({"agent.algorithm.time_horizon__randn": [64, 8]}, "agent.algorithm.time_horizon__randn"),
+        ({"agent.algorithm.gamma__normal": [0.9, 0.5]}, "agent.algorithm.gamma__normal"),
         ({"agent.algorithm.time_horizon__randint": [1.5, 3]}, "agent.algorithm.time_horizon__randint"),
         ({"agent.algorithm.lam__choice": []}, "agent.algorithm.lam__choice"),
         ({"agent.algorithm.lam__quniform": [0.51, 0.59, 0.1]}, "agent.algorithm.lam__quniform"),

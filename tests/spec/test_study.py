@@ -52,6 +52,12 @@ def test_an_entry_can_have_its_own_seeds(tmp_path: Path) -> None:
     assert [(run.entry, run.random_seed) for run in found.runs] == [("one", 7), ("other", 3), ("other", 1)]
 
 
+def test_null_means_absent(tmp_path: Path) -> None:
+    first, second = ENTRIES
+    found = study(tmp_path, entries=[{**first, "random_seed": None}, second], envs=None, metric=None, set={"agent.net.optim_spec": None})
+    assert [(run.entry, run.random_seed) for run in found.runs] == [("one", 3), ("one", 1), ("other", 3), ("other", 1)]
+
+
 @pytest.mark.parametrize("raw", [3, "a study", None])
 def test_an_entry_that_is_no_spec(tmp_path: Path, raw: Any) -> None:
     (tmp_path / "other.json").write_text(json.dumps({"it": raw}))

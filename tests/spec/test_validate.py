@@ -35,6 +35,8 @@ ALGORITHM = "agent.algorithm"
         ("agent.net.hid_layers", 64, ""),
         ("agent.net.gpu", "yes", ""),
         ("agent.net.optim_spec.lr", 0, ""),
+        ("agent.net.optim_spec.lr", 1e308, ""),
+        ("env.clip_obs", 1e39, ""),
         ("env.max_frame", -5, ""),
         ("env.max_frame", None, "missing"),
         ("env.reward_scale", "sgn", ""),

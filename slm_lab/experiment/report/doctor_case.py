@@ -345,6 +345,8 @@ class Session:
         """
         checkpoint = self.checkpoint
         with _checkpoint_errors_as_missing("observations (the envs cannot be saved)"):
+            if "resumes" in checkpoint["source"]:
+                raise NotMeasured("the last checkpoint has no observations of rollout workers")
             opened = checkpoint["source"]["open"]
             own = opened["policies"][max(self.index, 0) % len(opened["policies"])] if "policies" in opened else opened
             slabs = next((storage["slabs"] for storage in own["rollout"].values()), None)

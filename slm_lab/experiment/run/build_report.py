@@ -96,7 +96,8 @@ def _measured_time_text(session: Session) -> str:
     except InvalidOutcome as error:
         raise SpecError(session.spec.name, [Problem("env.name", str(error))]) from error
     except Exception as error:  # an env may raise any exception
-        return f"time unknown: {last_line(describe_failure(error))}"
+        failure = f"builds, but training fails: {last_line(describe_failure(error))}"
+        raise SpecError(session.spec.name, [Problem("", failure)]) from error
 
 
 def measure_speed(session: Session) -> float | None:

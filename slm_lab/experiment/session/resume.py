@@ -335,7 +335,9 @@ def _session_start(header: Mapping[str, Any] | None, spec: Spec, shared: Mapping
         frames = [shared["frames"][index]]
         header = shared if "done" in shared else header
         if header is None:
-            return SessionStart("continues", frames[0], ("its own checkpoint was not written yet",))
+            return SessionStart(
+                "continues", frames[0], ("its own checkpoint was not written yet", "epi, t, wall_t and opt_step continue from its last row")
+            )
     elif header is None:
         return SessionStart("new")
     else:

@@ -68,6 +68,9 @@ def read(path: Path) -> tuple[Demonstrations, dict[str, Any]]:
 
     Raises OSError if the file cannot be read, and ValueError if the file is damaged or has another format.
     """
+    with path.open("rb") as file_start:
+        if file_start.read(4) != b"PK\3\4":  # np.load would advise to unpickle the file
+            raise ValueError(f"{path} is damaged, or is not a data set of enjoy --record (a .npz file)")
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))

@@ -146,7 +146,17 @@ def _set_argument_path(body: dict[str, Any], key: KeyPath) -> KeyPath:
     return (*key[:depth], inner)
 
 
+def _drop_nulls(body: Any) -> None:
+    """Remove keys of a study, its entries and its envs whose value is None (null in JSON), in place. Values in `set` are not changed."""
+    if not isinstance(body, dict):
+        return
+    for section in (body, *(one for key in ("entries", "envs") if isinstance(body.get(key), list) for one in body[key])):
+        for key in [key for key, value in section.items() if value is None] if isinstance(section, dict) else ():
+            del section[key]
+
+
 def _validate_study(body: Any, report: Report) -> StudySpec | None:
+    _drop_nulls(body)
     if isinstance(body, dict) and isinstance(body.get("envs"), list):
         body["envs"] = [{"name": env} if isinstance(env, str) else env for env in body["envs"]]
     try:
@@ -360,6 +370,15 @@ def _flatten_set_values(given: Mapping[str, Any], location: KeyPath, report: Rep
             report.add_problem((*location, key), f"must be a path such as env.max_frame, not {format_json(key)}")
         else:
             yield key, value
+
+
+def locate_problem(study: StudySpec, entry: str, problem: Problem) -> Problem:
+    """Return a problem of the spec of an entry as a problem of the study: at the key `set` of the study if this key gives the value, else
+    at the entry."""
+    if problem.path in dict(_flatten_set_values(study.set, ("set",), Report())):
+        return replace(problem, path=f"set.{problem.path}")
+    index = [one.title for one in study.entries].index(entry)
+    return Problem(f"entries[{index}]", f"{entry}: {problem}", problem.code)
 
 
 def _has_env_variable(raw: Any) -> bool:

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from slm_lab.spec.compat.migrate import OTHER_ALGORITHMS, OTHER_NAMES
 from slm_lab.spec.models.base import ERROR as EXTENSION
-from slm_lab.spec.models.base import Component, is_extension
+from slm_lab.spec.models.base import OUT_OF_RANGE, Component, is_extension
 from slm_lab.spec.models.spec import SECTION_KEYS, Spec, annotations_below, chosen_models, component_names, is_model, models_at
 from slm_lab.spec.report import KeyPath, Report, format_json, nearest_hint, show_path, value_at
 
@@ -121,7 +121,7 @@ def _add_validation_problem(path: KeyPath, kind: str, message: str, raw: Any, re
     if kind == "extra_forbidden":
         report.add_problem(path, "unknown key" + _unknown_key_hint(str(last), path[:-1], parents), "unknown")
         return
-    if kind in (EXTENSION, "value_error", "assertion_error"):  # assertion errors come from validators of the user's models
+    if kind in (EXTENSION, OUT_OF_RANGE, "value_error", "assertion_error"):  # assertion errors come from validators of the user's models
         report.add_problem(path, message)
         return
     allowed = describe_at(path, raw, root)

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, Strict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, Strict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from slm_lab.lib.text import error_line
@@ -27,15 +27,26 @@ def to_integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+OUT_OF_RANGE = "float32_range"
+"""Type of the pydantic error for a number that float32 cannot represent."""
+
+
+def _check_float32(value: float) -> float:
+    if abs(value) > 3.4e38:
+        raise PydanticCustomError(OUT_OF_RANGE, "must be from -3.4e38 to 3.4e38 (float32), not {value}", {"value": value})
+    return value
+
+
+Float32 = AfterValidator(_check_float32)
 # No coercion: "8" is not a number, 1 is not true.
 Flag = Annotated[bool, Strict()]
-Real = Annotated[float, Strict()]
+Real = Annotated[float, Strict(), Float32]
 Positive = Annotated[int, Strict(), Field(gt=0, lt=2**63), BeforeValidator(to_integer)]
 Count = Annotated[int, Strict(), Field(ge=0, lt=2**63), BeforeValidator(to_integer)]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**32), BeforeValidator(to_integer)]
 Fraction = Annotated[float, Strict(), Field(ge=0, le=1)]
-NonNegative = Annotated[float, Strict(), Field(ge=0)]
-PositiveReal = Annotated[float, Strict(), Field(gt=0)]
+NonNegative = Annotated[float, Strict(), Field(ge=0), Float32]
+PositiveReal = Annotated[float, Strict(), Field(gt=0), Float32]
 
 
 class SpecModel(BaseModel):

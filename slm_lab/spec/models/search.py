@@ -129,12 +129,14 @@ class SearchKey:
         """Return a sample of the possible values. Only this sample is validated, not all possible values.
 
         For choice and grid_search, the sample contains the indices of all options. For a range, the sample contains both ends and possibly
-        a value between the ends. For a normal distribution, the sample contains the mean.
+        a value between the ends. For a normal distribution, the sample contains the mean and, on each side, a value at 0.618 standard
+        deviations from the mean.
         """
         if self.has_options:
             return tuple(range(len(self.args)))
-        if self.is_normal:
-            return (self.args[0] if self.step is None else self.multiple_of_step(self.args[0] / self.step),)
+        if self.is_normal:  # fractions are invalid for integer keys
+            values = [self.args[0] + deviations * self.args[1] for deviations in (0.0, -0.618, 0.618)]
+            return tuple(dict.fromkeys(float(f"{x:.5g}") if self.step is None else self.multiple_of_step(x / self.step) for x in values))
         low, high = self.bounds
         inner = () if self.step else (float(f"{low + (high - low) * 0.414:.5g}"),)  # fractions are invalid for integer keys
         return tuple(dict.fromkeys((low, high, *inner)))

@@ -136,6 +136,7 @@ def test_the_rollouts_of_a_dead_worker_are_collected_again(rollout: int, make_po
         assert [number // 10 for number in numbers] == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3
         pool.release(0, dataset)
     assert [worker.task.restart for worker in pool.workers] == [0, 1]
+    assert pool.restarts == 1
     (message,) = (message for message in caplog.messages if "no progress" not in message)  # such a notice appears on a busy machine
     assert message == "rollout worker 1 killed by SIGKILL (often: out of memory); restarting it (1 of 1)"
 

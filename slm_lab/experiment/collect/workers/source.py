@@ -144,7 +144,7 @@ class WorkerSource:
         """Whether the learner has trained on only some of the transitions of the current dataset."""
         self._states: list[Any] | None = None
         """Saved states from which the workers continue, or None if the workers begin new episodes."""
-        self._loaded, self._resumes = False, 0
+        self._loaded, self._resumes, self._restarts = False, 0, 0
         self.population: PopulationBasedTraining | None = None
         """Population-based training as configured by meta.sampler.pbt, or None if the spec has no section meta.sampler.pbt."""
         policies = [learner.agent.policy for learner in learners]
@@ -327,10 +327,12 @@ class WorkerSource:
         return f"the rollout workers cannot save them; backend {self.backend}"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"open": to_tensors(self.pool.collect_states()) if self.in_rounds else None, "resumes": self._resumes}
+        open_episodes = to_tensors(self.pool.collect_states()) if self.in_rounds else None
+        return {"open": open_episodes, "resumes": self._resumes, "restarts": self._restarts + self.pool.restarts}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         self._loaded, self._states, self._resumes = True, to_arrays(state["open"]), int(state["resumes"]) + 1
+        self._restarts = int(state.get("restarts", 0))  # absent in checkpoints of earlier versions
         return self._states is not None
 
 

@@ -76,6 +76,7 @@ class TaskPool:
         put, taken: total numbers of datasets that were put into the queue and taken from the queue.
         round_end: if `synchronous`, the value of `put` at the end of the previous round, or −1 while a round is being collected. The next
             round begins when the learner has returned all datasets, unless a stop is requested.
+        restarts: number of processes of workers and of the inference server that were started in place of dead processes.
     """
 
     assembler: RolloutAssembler
@@ -99,7 +100,7 @@ class TaskPool:
         self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
         self._info: EnvInfo | None = None
         self.connected = self.begun = self.ended = self.closed = False
-        self._resumes = 0
+        self._resumes = self.restarts = 0
         self.requests = self.answered = 0
         """`requests`: number of the learner's last request for the states of the workers. `answered`: number of the last request that the
         thread has passed to the workers or refused."""
@@ -347,6 +348,7 @@ class TaskPool:
         try:
             self.executor.restart(task, replace(self.config, index=child.index, restart=task.restart + 1), self.link.worker_endpoint())
             child.running = True
+            self.restarts += 1
         except OSError as error:  # for example, no memory for a new process
             self._fail(f"{died.description}; a new process could not be started: {error.strerror or error}{printed}")
 

@@ -36,6 +36,7 @@ class SerialPool:
     """
 
     store: SharedArrays | None = None
+    restarts = 0
 
     def __init__(self, config: WorkerConfig, stop: Stop, beat: Beat) -> None:
         self.stop = stop

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-_RECORDS = ("version", "wall_t", "resumes", "tables", "done", "lost", "spec")
-"""Keys of a checkpoint that are not compared, since they contain times, the number of continuations and descriptions, and no results."""
+_RECORDS = ("version", "wall_t", "resumes", "restarts", "tables", "done", "lost", "spec")
+"""Keys of a checkpoint that are not compared, since they contain times, numbers of continuations and restarts, and descriptions."""
 _OBSERVERS = "observers/user/"
 
 

@@ -182,8 +182,20 @@ def verify(
     with again.train(console) as copy:
         result.seconds = perf_counter() - started
         _compare(result, again, copy)
+    if result.findings and files.last is not None:
+        result.findings += _restarted_workers(files.last)
     result.findings += changed
     return result
+
+
+def _restarted_workers(last: Checkpoint) -> list[Finding]:
+    """Return a Finding if rollout workers were restarted in the run, since new processes use new random streams."""
+    restarts = int((state.load(last.path)["source"] or {}).get("restarts", 0))
+    if not restarts:
+        return []
+    times = "once" if restarts == 1 else f"{restarts} times"
+    text = f"rollout workers were restarted {times} in the run; training after a restart cannot be repeated exactly"
+    return [Finding("state", last.path.name, text, {"restarts": restarts})]
 
 
 def _checked_spec(training: Training, session: int, device: str | None) -> Spec:
@@ -433,11 +445,14 @@ def _row_findings(name: str, comparison: RowComparison, window: Window) -> list[
 
 
 def _part_finding(checkpoint: Checkpoint, parts: Sequence[PartDifference]) -> Finding:
-    differences = [part.largest for part in parts if part.largest is not None]
-    largest = max(differences, default=None)
-    first, weights = parts[0], "weights/" in parts[0].name
-    more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+    weights = [part for part in parts if "weights/" in part.name]
+    shown = weights or list(parts)
+    largest = max((part.largest for part in weights if part.largest is not None), default=None)  # other entries have no common unit
+    more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
     size = "" if largest is None else f"; largest difference {largest:.3g}"
+    others = f"; {len(parts) - len(shown)} other entries differ" if len(parts) > len(shown) else ""
     kind = f"at frame {checkpoint.frame:,}, " if not is_numbered(checkpoint.which) else ""
+    if any(part.name == "frame" for part in parts):
+        kind = f"at frame {checkpoint.frame:,}, which is not the frame of the repetition's checkpoint, "
     detail = {"parts": [part.name for part in parts], "largest": largest}
-    return Finding("weights" if weights else "state", checkpoint.path.name, f"{kind}{first.name}{more} differ{size}", detail)
+    return Finding("weights" if weights else "state", checkpoint.path.name, f"{kind}{shown[0].name}{more} differ{size}{others}", detail)

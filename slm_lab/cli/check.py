@@ -138,8 +138,8 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[i
         except SpecError as error:
             problems[name] = error.problems
             continue
-        first = {(run.entry, run.env): run.spec for run in study.runs}
-        located = [locate_problem(study.spec, entry, one) for (entry, _), spec in first.items() for one in _env_problems([spec])]
+        first = {(run.entry, run.env): run for run in study.runs}
+        located = [locate_problem(study.spec, run, one) for run in first.values() for one in _env_problems([run.spec])]
         if located:
             problems[name] = [replace(one, path=f"study.{one.path}") for one in dict.fromkeys(located)]
             continue
@@ -152,7 +152,7 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[i
         valid.append({"name": name, "runs": len(study.runs), "entries": entries, "random_seed": list(study.spec.random_seed)})
         if arguments.build:
             runs = [len(seeds[key]) for key in first]
-            seconds, unknown = _study_time(file, name, list(first.values()), runs, arguments)
+            seconds, unknown = _study_time(file, name, [run.spec for run in first.values()], runs, arguments)
             valid[-1] |= {"seconds": seconds, "unmeasured": unknown}
             lines.append(_time_text(seconds, unknown))
     code = _print_unless_json(lines, arguments) if lines else OK

@@ -17,7 +17,7 @@ import torch
 from slm_lab.cli import main
 from slm_lab.experiment.execute.heartbeat import RESETTING, STEPPING
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.run.engine import check_builds
+from slm_lab.experiment.run.engine import check_builds, expected_times
 from slm_lab.experiment.run.search.prepare import check_search_values
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session import build as session_build
@@ -133,10 +133,21 @@ def test_a_study_whose_set_has_an_unknown_argument(spec_body: SpecBody, tmp_path
     entries[1]["set"] = {"env.sutton_barto_rewar": True}
     file.write_text(json.dumps({"small": spec_body(), "it": {"study": study}}))
     assert main(["check", str(file), "it"]) == 2
-    assert "study.entries[1]: b: env.sutton_barto_rewar:" in capsys.readouterr().err
+    assert "study.entries[1].set.env.sutton_barto_rewar:" in capsys.readouterr().err
+    study["set"] = {"env": {"sutton_barto_rewar": False}}  # the value of the entry replaces it in one of the runs
+    file.write_text(json.dumps({"small": spec_body(), "it": {"study": study}}))
+    assert main(["check", str(file), "it"]) == 2
+    shown = capsys.readouterr().err
+    assert "study.set.env.sutton_barto_rewar:" in shown
+    assert "study.entries[1].set.env.sutton_barto_rewar:" in shown
 
 
 def test_a_spec_whose_training_fails(make_spec: MakeSpec) -> None:
     """The env fails after the trial steps, in the measurement of the speed."""
-    with pytest.raises(SpecError, match="builds, but training fails"):
-        check_builds([make_spec(env=STRANGE | {"fault": "step", "at": 40})], Plan(), "x.json")
+    failing = make_spec(env=STRANGE | {"fault": "step", "at": 40})
+    for check in (check_builds, expected_times):
+        with pytest.raises(SpecError, match="builds, but training fails"):
+            check([failing], Plan(), "x.json")
+    with pytest.raises(SpecError) as raised:
+        check_builds([failing, failing], Plan(), "x.json")
+    assert [problem.path for problem in raised.value.problems] == [failing.name] * 2

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import math
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -280,9 +281,20 @@ def test_a_row_that_was_due_when_a_process_died_is_written_by_the_next(frame: in
     recorder.restore_row_history([{"frame": "10", "wall_t": "1.0", "epi": "1", "t": "10", "opt_step": "3", "total_reward": "7"}])
     drive(clock, recorder, 30, 1, 1.0)
     assert [row["frame"] for row in rows] == frames
-    assert rows[0]["fps"] == pytest.approx((frames[0] - frame) / 1e-9), "the clock stands still; the other frames took an unknown time"
     assert rows[0]["loss"] is None
     assert recorder.table.rewards[0] == 7.0
+
+
+@pytest.mark.parametrize("wall_t", [1.0, 3.0], ids=["continued", "takeover"])
+def test_the_speed_after_a_restored_history_is_that_of_the_new_frames(wall_t: float) -> None:
+    """A continued run does not know the time of the frames between the last row and its begin; a takeover in a running trial does."""
+    times = SimpleNamespace(wall_t=wall_t, frame=190, epi=0, t=0, opt_step=0, advance_wall_time_to=lambda seconds: None)
+    table = RowBuilder(cast(Clock, times), SimpleNamespace(lr=0.0, explore_var=None, entropy_coef=None))  # type: ignore[arg-type]
+    table.restore_row_history([{"frame": "100", "wall_t": "1.0", "epi": "1", "t": "10", "opt_step": "3", "total_reward": "7"}])
+    times.frame, times.wall_t = 290, wall_t + 0.5
+    assert table.row(None, 0, None, None)["fps"] == pytest.approx(200.0)
+    times.frame, times.wall_t = 390, wall_t + 1.5
+    assert table.row(None, 0, None, None)["fps"] == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize("metrics", [Metrics(math.nan), Metrics(1.0, math.inf)])
@@ -382,7 +394,7 @@ def test_a_table_continues_from_its_rows() -> None:
 
     fresh = RowBuilder(Clock(), ScheduledValues())
     fresh.restore_row_history(rows)
-    assert (fresh.frame, fresh.wall_t, list(fresh.rewards)) == (600, 3.25, [20.5, 31.5])
+    assert (fresh.frame, list(fresh.rewards)) == (600, [20.5, 31.5])
     assert (fresh.clock.epi, fresh.clock.t, fresh.clock.opt_step) == (9, 300, 37)
     fresh.clock.frame = 800
     assert fresh.row(41.0, 1, 41.0, None)["total_reward_ma"] == (20.5 + 31.5 + 41.0) / 3

@@ -37,6 +37,7 @@ ALGORITHM = "agent.algorithm"
         ("agent.net.optim_spec.lr", 0, ""),
         ("agent.net.optim_spec.lr", 1e308, ""),
         ("env.clip_obs", 1e39, ""),
+        ("env.reward_scale", 1e300, ""),
         ("env.max_frame", -5, ""),
         ("env.max_frame", None, "missing"),
         ("env.reward_scale", "sgn", ""),

@@ -341,7 +341,7 @@ class Session:
         """The env steps in the last checkpoint: a dict with obs [B, …] and, if the checkpoint has a rollout, action [B, …] and reward [B].
 
         If a replay buffer stores the steps, the observations and rewards are not normalised. Raises NotMeasured if the checkpoint has no
-        observations because the envs cannot be saved.
+        observations, because the envs cannot be saved or rollout workers step the envs.
         """
         checkpoint = self.checkpoint
         with _checkpoint_errors_as_missing("observations (the envs cannot be saved)"):

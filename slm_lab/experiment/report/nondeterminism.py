@@ -16,10 +16,10 @@ def nondeterminism_reason(keys: Mapping[str, Any], *, of_search: bool = False, d
     """
     if keys.get("meta.distributed") and (sessions := keys.get("meta.max_session", 1)) > 1:
         return f"its {sessions} sessions train one net in the order in which they happen to run (meta.distributed)"
-    inference = keys.get("meta.sampler.inference")  # None without meta.sampler
-    if inference is not None and not keys.get("meta.sampler.serial_mode"):
+    if not keys.get("meta.sampler.serial_mode"):  # without meta.sampler, all its keys are missing
         if keys.get("meta.sampler.async_rl"):
             return "its rollout workers collect while the learner trains (meta.sampler.async_rl)"
+        inference = keys.get("meta.sampler.inference")
         if inference == "central" or (inference == "auto" and (device or "").startswith("cuda")):
             return "central inference groups observations by the time at which they arrive (meta.sampler.inference)"
     if of_search and keys.get("meta.search_algorithm") == "pbt":

@@ -91,8 +91,13 @@ def _observation_part_text(part: ObservationPart | ObservationSpace, normalize: 
 
 
 def _measured_time_text(session: Session) -> str:
+    return _format_time(session.spec, session.plan, _checked_speed(session))
+
+
+def _checked_speed(session: Session) -> float | None:
+    """Return the result of `measure_speed`. Raises SpecError if training fails."""
     try:
-        return _format_time(session.spec, session.plan, measure_speed(session))
+        return measure_speed(session)
     except InvalidOutcome as error:
         raise SpecError(session.spec.name, [Problem("env.name", str(error))]) from error
     except Exception as error:  # an env may raise any exception
@@ -138,12 +143,9 @@ def _request_stop(session: Session) -> None:
 def expected_seconds(session: Session) -> float:
     """Return the estimated training time of a Session's spec in seconds, or NaN if the time is unknown.
 
-    The training speed is measured for at most 3 s.
+    The training speed is measured for at most 3 s. Raises SpecError if training fails.
     """
-    try:
-        speed = measure_speed(session)
-    except Exception:  # an env may raise any exception
-        speed = None
+    speed = _checked_speed(session)
     return math.nan if speed is None else _training_seconds(session.spec, session.plan, speed)
 
 

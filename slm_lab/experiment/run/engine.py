@@ -213,11 +213,11 @@ def _build_each(report: Callable[[Session], T], specs: list[Spec], plan: Plan, s
                     context = SessionContext(beat=beat, store=store)
                     session = Session(measurement_spec(complete_spec(spec, beat)), plan=plan, context=context).build()
                 try:
-                    reports += [report(session)] if not problems else []
+                    reports.append(report(session))
                 finally:
                     session.close()
         except SpecError as error:
-            problems += [replace(problem, path=f"{prefix}{problem.path}") for problem in error.problems]
+            problems += [replace(problem, path=f"{prefix}{problem.path}".rstrip(".")) for problem in error.problems]
     if problems:
         raise SpecError(source, problems)
     return reports

@@ -215,9 +215,10 @@ class _ValueChecker:
 def _check_key(key: SearchKey, above: Mapping[KeyPath, int], checker: _ValueChecker, report: Report) -> None:
     location = ("search", *key.where)
     for value in key.values_to_check()[:_MOST_VALUES]:
-        is_inner = not key.has_options and value not in (key.args[:1] if key.is_normal else key.bounds)
-        if is_inner and any(problem.path == show_path(location) for problem in report.problems):
-            continue  # problems of the mean, or of the ends of the value's range, are already reported
+        if not (key.has_options or key.is_normal or value in key.bounds) and any(
+            problem.path == show_path(location) for problem in report.problems
+        ):
+            continue  # problems of the ends of the value's range are already reported
         shown = format_json(key.args[value] if key.has_options else value)
         below = {inner.text for inner in key.nested[value]} if key.nested else set()
         for problem in checker.problems_of_values({**above, key.where: value}):

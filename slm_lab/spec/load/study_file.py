@@ -372,13 +372,24 @@ def _flatten_set_values(given: Mapping[str, Any], location: KeyPath, report: Rep
             yield key, value
 
 
-def locate_problem(study: StudySpec, entry: str, problem: Problem) -> Problem:
-    """Return a problem of the spec of an entry as a problem of the study: at the key `set` of the study if this key gives the value, else
-    at the entry."""
-    if problem.path in dict(_flatten_set_values(study.set, ("set",), Report())):
-        return replace(problem, path=f"set.{problem.path}")
-    index = [one.title for one in study.entries].index(entry)
-    return Problem(f"entries[{index}]", f"{entry}: {problem}", problem.code)
+def locate_problem(study: StudySpec, run: StudyRun, problem: Problem) -> Problem:
+    """Return a problem of the spec of a run as a problem of the study: at the key `set` (of the study, an env or an entry) that gives the
+    value, or else at the entry."""
+    entries = [(index, one) for index, one in enumerate(study.entries) if one.title == run.entry]
+    same_env = [(index, one) for index, one in entries if one.env == run.env] if not study.envs else []
+    index, entry = (same_env or entries)[0]
+    given: list[tuple[KeyPath, Mapping[str, Any]]] = [(("set",), study.set)]
+    given += [(("envs", number, "set"), env.set) for number, env in enumerate(study.envs) if env.title == run.env]
+    given.append((("entries", index, "set"), entry.set))
+    for location, values in reversed(given):
+        if any(_overlap(key, problem.path) for key, _ in _flatten_set_values(values, location, Report())):
+            return replace(problem, path=f"{show_path(location)}.{problem.path}")
+    return Problem(show_path(("entries", index)), f"{run.entry} in {run.env}: {problem}", problem.code)
+
+
+def _overlap(key: str, path: str) -> bool:
+    """Return whether two dotted paths are equal, or one contains the other."""
+    return any(long == short or long.startswith((f"{short}.", f"{short}[")) for long, short in ((key, path), (path, key)))
 
 
 def _has_env_variable(raw: Any) -> bool:

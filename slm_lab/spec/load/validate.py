@@ -35,7 +35,11 @@ def add_validation_problems(error: ValidationError, raw: Any, report: Report, ro
 
     Args: root: the pydantic model that has validated `raw`.
     """
-    found = {_error_path(item, raw, root): (item["type"], item["msg"]) for item in _relevant_errors(error)}
+    found: dict[KeyPath, tuple[str, str]] = {}
+    for item in _relevant_errors(error):
+        path = _error_path(item, raw, root)
+        if found.get(path, ("", ""))[0] != OUT_OF_RANGE:  # the other errors of a union do not apply to a number
+            found[path] = item["type"], item["msg"]
     for path, (kind, message) in found.items():
         # If both a list and one of its items are invalid, report only the item.
         if not any(len(other) > len(path) and other[: len(path)] == path for other in found):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, Strict
 
 from slm_lab.spec.models.base import (
+    AboveOne,
     Component,
     Count,
     Extensible,
@@ -226,7 +227,7 @@ class AdaptiveLR(SpecModel):
     """Target of the divergence KL(π_old, π) per update. After each rollout, the learning rate is divided by `factor` if approx_kl of the
     last epoch is above 2 · kl_target, and multiplied by `factor` if approx_kl is below kl_target / 2. An initial learning rate outside of
     the interval from min_lr to max_lr remains until an adaptation moves it towards the interval."""
-    factor: Annotated[float, Strict(), Field(gt=1)] = 1.5
+    factor: AboveOne = 1.5
     """Factor by which one adaptation changes the learning rate."""
     min_lr: PositiveReal = 1e-5
     """Lowest learning rate."""
@@ -252,7 +253,7 @@ class PPOSpec(VTraceSpec):
     clip_vloss: Flag = False
     """Whether to clip the change of value predictions to ±ε. With clip_vloss, the value loss is half the mean of the larger of two squared
     errors (with and without clipping), and the keys loss_spec and normalize_v_targets have no effect."""
-    dual_clip: Annotated[float, Strict(), Field(gt=1)] | None = None
+    dual_clip: AboveOne | None = None
     """c of the dual clip (arXiv:1912.09729). Where the advantage is negative, the clipped objective is at least c times the advantage, so
     that a ratio π/π_old above c has no gradient. By default, the dual clip is not used."""
     bounds_loss_coef: NonNegative = 0.0

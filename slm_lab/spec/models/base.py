@@ -28,7 +28,7 @@ def to_integer(value: Any) -> Any:
 
 
 OUT_OF_RANGE = "float32_range"
-"""Type of the pydantic error for a number that float32 cannot represent."""
+"""Type of the pydantic error for a number outside of ±3.4e38, about the range of float32."""
 
 
 def _check_float32(value: float) -> float:
@@ -47,6 +47,7 @@ Seed = Annotated[int, Strict(), Field(ge=0, lt=2**32), BeforeValidator(to_intege
 Fraction = Annotated[float, Strict(), Field(ge=0, le=1)]
 NonNegative = Annotated[float, Strict(), Field(ge=0), Float32]
 PositiveReal = Annotated[float, Strict(), Field(gt=0), Float32]
+AboveOne = Annotated[float, Strict(), Field(gt=1), Float32]
 
 
 class SpecModel(BaseModel):

@@ -78,8 +78,8 @@ SHAPED = ("Muon", "Adafactor")
 class LRSchedulerSpec(TorchClassSpec):
     """A learning rate schedule: a scheduler of torch.optim.lr_scheduler, LinearToZero {frame}, or LinearToMin {frame, min_factor}.
 
-    LinearToZero decreases the learning rate linearly to 0 at `frame`. LinearToMin decreases the learning rate linearly, at `frame`, to
-    min_factor (default 0.1) times the initial rate. After `frame`, the learning rate is constant.
+    LinearToZero decreases the learning rate linearly to 0 at `frame`. LinearToMin decreases the learning rate linearly until
+    `frame`, where the learning rate is min_factor (default 0.1) times the initial rate. After `frame`, the learning rate is constant.
 
     By default, a scheduler of torch makes one step per training call. A training call learns from one rollout, or makes training_iter ×
     training_batch_iter gradient steps on replayed batches.

@@ -129,17 +129,26 @@ class SearchKey:
         """Return a sample of the possible values. Only this sample is validated, not all possible values.
 
         For choice and grid_search, the sample contains the indices of all options. For a range, the sample contains both ends and possibly
-        a value between the ends. For a normal distribution, the sample contains the mean and, on each side, a value at 0.618 standard
-        deviations from the mean.
+        a value between the ends. For a normal distribution, the sample contains a value near the mean. Other values may be invalid,
+        because invalid values are not proposed.
         """
         if self.has_options:
             return tuple(range(len(self.args)))
-        if self.is_normal:  # fractions are invalid for integer keys
-            values = [self.args[0] + deviations * self.args[1] for deviations in (0.0, -0.618, 0.618)]
-            return tuple(dict.fromkeys(float(f"{x:.5g}") if self.step is None else self.multiple_of_step(x / self.step) for x in values))
+        if self.is_normal:
+            mean, std = self.args[:2]
+            return (_fraction_near(mean, std) if self.step is None else self.multiple_of_step(mean / self.step),)
         low, high = self.bounds
-        inner = () if self.step else (float(f"{low + (high - low) * 0.414:.5g}"),)  # fractions are invalid for integer keys
+        inner = () if self.step else (_fraction_near(low + (high - low) * 0.414, high - low),)
         return tuple(dict.fromkeys((low, high, *inner)))
+
+
+def _fraction_near(value: float, width: float) -> float:
+    """Return a number near `value` that is not a whole number, because fractions are invalid for integer keys.
+
+    Args: width: distance over which the values of the distribution vary. If it is below 1, the result may be a whole number.
+    """
+    rounded = float(f"{value:.5g}")
+    return rounded + 0.001 if rounded.is_integer() and width >= 1 else rounded
 
 
 _SLACK = 1e-9

@@ -160,7 +160,7 @@ class Script:
         """Return the ids of the script's running processes."""
         return processes_with(self.mark)
 
-    def leaves_nothing(self, seconds: float = 5.0) -> None:
+    def leaves_nothing(self, seconds: float = 20.0) -> None:
         until(lambda: not self.processes() and not list(self.temp.iterdir()), seconds=seconds)
 
 

@@ -194,7 +194,7 @@ def _restarted_workers(last: Checkpoint) -> list[Finding]:
     if not restarts:
         return []
     times = "once" if restarts == 1 else f"{restarts} times"
-    text = f"rollout workers were restarted {times} in the run; training after a restart cannot be repeated exactly"
+    text = f"rollout workers were restarted {times} in the run; a window with a restart cannot be repeated exactly"
     return [Finding("state", last.path.name, text, {"restarts": restarts})]
 
 
@@ -453,6 +453,6 @@ def _part_finding(checkpoint: Checkpoint, parts: Sequence[PartDifference]) -> Fi
     others = f"; {len(parts) - len(shown)} other entries differ" if len(parts) > len(shown) else ""
     kind = f"at frame {checkpoint.frame:,}, " if not is_numbered(checkpoint.which) else ""
     if any(part.name == "frame" for part in parts):
-        kind = f"at frame {checkpoint.frame:,}, which is not the frame of the repetition's checkpoint, "
+        kind = f"at frame {checkpoint.frame:,} (another frame in the repetition), "
     detail = {"parts": [part.name for part in parts], "largest": largest}
     return Finding("weights" if weights else "state", checkpoint.path.name, f"{kind}{shown[0].name}{more} differ{size}{others}", detail)

@@ -39,10 +39,9 @@ class RowBuilder:
         self.rewards: deque[float] = deque(maxlen=_ROWS)
         self.frame = 0
         """Frame of the last row that was built."""
-        self.timed_frame = 0
-        """Frame from which the next row counts frames per second: that of the last row, except after a continuation without the training
-        time of the frames since the last row."""
-        self.wall_t = 0.0
+        self.timed_frame, self.timed_wall_t = 0, 0.0
+        """Frame and wall time from which the next row computes the speed: those of the last row or, if the row history was restored from a
+        file, those of the restoration, because part of the time since the last row may be unknown."""
 
     def row(self, total_reward: float | None, epi_new: int, return_new: float | None, current: CurrentReturn | None) -> RowValues:
         """Build a row at the current frame of the clock. Columns with values from updates, such as loss, are None in the returned row.
@@ -56,9 +55,9 @@ class RowBuilder:
         clock, wall_t = self.clock, self.clock.wall_t
         if total_reward is not None:
             self.rewards.append(total_reward)
-        fps = (clock.frame - self.timed_frame) / max(wall_t - self.wall_t, 1e-9)
+        fps = (clock.frame - self.timed_frame) / max(wall_t - self.timed_wall_t, 1e-9)
         self.frame = self.timed_frame = clock.frame
-        self.wall_t = wall_t
+        self.timed_wall_t = wall_t
         row: RowValues = dict.fromkeys(self.columns)
         if "global_frame" in row:
             row["global_frame"] = clock.global_frame
@@ -79,23 +78,23 @@ class RowBuilder:
         """
         if rebuild:
             self.rewards.clear()
-            self.frame, self.wall_t = 0, 0.0
+            self.frame = 0
         for row in rows:
             if int(row["frame"]) > self.frame:
-                self.frame, self.wall_t = int(row["frame"]), float(row["wall_t"])
-                self.clock.advance_wall_time_to(self.wall_t)
+                self.frame = int(row["frame"])
+                self.clock.advance_wall_time_to(float(row["wall_t"]))
                 for name in ("epi", "t", "opt_step"):
                     setattr(self.clock, name, max(getattr(self.clock, name), int(row[name])))
                 if row["total_reward"]:
                     self.rewards.append(float(row["total_reward"]))
-        self.timed_frame = max(self.frame, self.clock.frame)
+        self.timed_frame, self.timed_wall_t = max(self.frame, self.clock.frame), self.clock.wall_t
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rewards": list(self.rewards), "frame": self.frame, "timed_frame": self.timed_frame, "wall_t": self.wall_t}
+        return {"rewards": list(self.rewards), "frame": self.frame, "timed_frame": self.timed_frame, "wall_t": self.timed_wall_t}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rewards = deque(state["rewards"], maxlen=_ROWS)
-        self.frame, self.wall_t = state["frame"], state["wall_t"]
+        self.frame, self.timed_wall_t = state["frame"], state["wall_t"]
         self.timed_frame = state.get("timed_frame", self.frame)  # absent in checkpoints of earlier versions
 
 

@@ -24,10 +24,10 @@ REMARKS = {
     ),
     ("benchmarks", "LunarLander-v3", "DQN"): (
         "From about 60,000 frames on, the agents hover, and their episodes last until the time limit of 1,000 steps. Most seeds begin to "
-        "land between 100,000 and 150,000 frames, but five of the 16 seeds only after 200,000 frames. Tried, with the scores of the seeds: "
-        "the settings of `ddqn_per_lunar` with uniform replay (218, 235 and 230, but 249, 115, 55 and 249 with the first four seeds of the "
-        "table), in addition rewards clipped to [-20, 100] (132 to 233), in addition exploration until 100,000 frames (93 to 236), and "
-        "three-step returns (98 and 124: these agents land early, but do not improve afterwards)."
+        "land between 100,000 and 150,000 frames, but five of the 16 seeds only after 200,000 frames. Tried: the settings of "
+        "`ddqn_per_lunar` with uniform replay (scores 218, 235 and 230; with the first four seeds of the table 249, 115, 55 and 249). "
+        "Changes of these settings: rewards clipped to [-20, 100] (132 to 233), this and exploration until 100,000 frames (93 to 236), "
+        "three-step returns (98 and 124, with and without the clipping; these agents land early, but do not improve afterwards)."
     ),
     ("benchmarks", "LunarLander-v3", "DDQN + PER"): "The difference is less than 0.1.",
     ("dm_control_5m", "CheetahRun-v1", "PPO"): "The published score is from 20 times as many frames.",

@@ -367,7 +367,7 @@ def processors(results: Sequence[ResultRun]) -> str:
 def training_time(results: Sequence[ResultRun]) -> str:
     """Return a sentence about the sum of the training times of runs."""
     hours = sum(map(_seconds, results)) / 3600
-    return f"The sum of the training times of these {len(results)} runs is {hours:.1f} hours. Other programs ran beside some of them."
+    return f"The training of these {len(results)} runs took {hours:.1f} hours in total. Some runs shared the processor with other programs."
 
 
 def _seconds(run: ResultRun) -> float:

@@ -368,7 +368,7 @@ class _Decoder:
         """Create an object from its saved attributes, without a call of its constructor."""
         cls = self._find(content[0])
         if not isinstance(cls, type):
-            raise NotSavable(f"the saved state contains an object of {content[0]}, which is not a class")
+            raise NotSavable(f"the saved state contains an object whose class is {content[0]}, but {content[0]} is not a class")
         value: Any = object.__new__(cls)
         self.decoded[number] = value
         self._load_attributes(value, content[1])

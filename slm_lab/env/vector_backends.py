@@ -31,8 +31,8 @@ CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 
 
 class VectorBackend(Backend):
-    """Base class of backends that use a gymnasium.vector.VectorEnv with any autoreset mode. The entry "autoreset_mode" of the vector env's
-    metadata names the mode.
+    """Base class of backends that use a gymnasium.vector.VectorEnv. The vector env's `metadata["autoreset_mode"]` determines how ended
+    episodes are handled.
 
     NEXT_STEP: the vector env resets an env in the step after the end of its episode, so that the env's row of this step is not a
     transition. SAME_STEP: the vector env resets an env in the step that ends the episode, and returns the last observation in
@@ -42,7 +42,7 @@ class VectorBackend(Backend):
 
     returns_valid_arrays = True
     action_mask: str | Literal[False] | None = None
-    """Key of the action mask in observations or infos, see `EnvRequest.action_mask`."""
+    """Key of the action mask in the observation or in the info dict (see `EnvRequest.action_mask`)."""
     _is_trusted = False
     """Whether the vector env always returns new arrays of the right shapes and types."""
 

@@ -17,7 +17,7 @@ from slm_lab.agent.ops.arrays import A, as_tensor, as_type_of, copy, full_like, 
 from slm_lab.agent.ops.device import is_asynchronous
 
 MEAN_ROUNDING = 1e-6
-"""Greatest error of a float32 mean of equal values, relative to the mean. A smaller standard deviation counts as 0."""
+"""Tolerance for the rounding error of a float32 mean, relative to the mean. A smaller standard deviation counts as 0."""
 
 
 def _check_shapes(*rows: A) -> None:

@@ -162,7 +162,7 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
 
 
 def _check_spec_is_unchanged(training: Training, spec: Spec) -> None:
-    """Raise UserError if the saved spec was edited after training.
+    """Raise UserError if the spec file in the run folder was changed after training.
 
     The sections agent and env are compared with the spec in the last checkpoint. Keys that can be changed when a run is continued are not
     compared.

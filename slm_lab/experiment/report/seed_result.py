@@ -46,7 +46,7 @@ class SeedResult:
     worker_tables: Sequence[Table] = ()
     """The table of each worker if this seed consists of the workers that train a shared net, else an empty sequence."""
     evaluation: Sequence[Table] = ()
-    """If the run uses meta.rigorous_eval, the evaluation tables that have rows, else an empty sequence."""
+    """Evaluation tables with at least one row if the run uses meta.rigorous_eval, else an empty sequence."""
     few_evaluations: Sequence[Table] = ()
     """If the run uses meta.eval_episodes, the evaluation table that belongs to each of `tables`. These evaluation tables have too few
     evaluations for a curve, and are used only for the final return. The sequence is empty if the last evaluation in any of these tables is
@@ -120,10 +120,8 @@ class SeedResult:
 
     @property
     def _evaluation_tables(self) -> list[Table]:
-        """Evaluation tables of this seed.
-
-        If the seed consists of the workers of a shared net, the list has their joint table, whose frame is the global frame.
-        """
+        """The evaluation tables of this seed. The tables of workers that train a shared net are joined to one table, whose column frame is
+        the global frame."""
         shared = len(self.worker_tables) > 1 and self.evaluation
         return [join_worker_tables(dict(enumerate(self.evaluation)))] if shared else list(self.evaluation)
 

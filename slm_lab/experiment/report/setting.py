@@ -28,7 +28,7 @@ from slm_lab.experiment.report.statistics import bootstrap_statistic, interquart
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs in the same env that differ only in their seeds or have the same --label. The runs of a setting are drawn as one curve."""
+    """Runs in one env that differ only in their seeds, or that have the same --label. Figures show a setting as one curve."""
 
     name: str
     runs: list[Run]
@@ -42,7 +42,7 @@ class Setting:
 
     @property
     def seeds(self) -> list[SeedResult]:
-        """The seeds to compare: all seeds whose training is done, or all seeds if no seed is done."""
+        """The seeds to compare: the seeds whose training is done or, if there are none, all seeds."""
         return [seed for seed in self.all_seeds if seed.status == "done"] or self.all_seeds
 
     @property
@@ -125,7 +125,7 @@ def comparable_metric(metric: str, settings: Iterable[Setting]) -> ComparableMet
 
 
 class Summary(NamedTuple):
-    """The results of a setting, which are one row of the comparison tables. An unknown result is None."""
+    """The results of a setting: one row of the comparison tables. A result that is not known is None."""
 
     name: str
     label: str

@@ -288,7 +288,7 @@ class _RunPlanner:
             for problem in error.problems:
                 self.report.add_problem((*location, "spec"), problem.message)
             return None
-        values = self._collect_set_values(location, entry, env)
+        values = self._collect_set_values(index, env)
         if values is None:
             return None
         if env is not None:
@@ -329,17 +329,15 @@ class _RunPlanner:
             raise SpecError(self.source, [Problem("", f"'{name}' is a study; expected a spec")])
         return path, raw
 
-    def _collect_set_values(self, location: KeyPath, entry: StudyEntry, env: StudyEnv | None) -> dict[str, Any] | None:
-        """Return the values in the keys `set` of the study, the env and the entry, as a dict from paths and variables to values.
+    def _collect_set_values(self, index: int, env: StudyEnv | None) -> dict[str, Any] | None:
+        """Return the values in the keys `set` of the study, the env and the entry with this index, as a dict from paths and variables to
+        values.
 
         If a key `set` is invalid, add a problem to the report and return None.
         """
         values: dict[str, Any] = {}
         before = len(self.report.problems)
-        given: list[tuple[KeyPath, dict[str, Any]]] = [(("set",), self.study.set), ((*location, "set"), entry.set)]
-        if env is not None:
-            given.insert(1, (("envs", self.study.envs.index(env), "set"), env.set))
-        for at, section in given:
+        for at, section in _sections_with_values(self.study, index, env):
             for key, value in _flatten_set_values(section, at, self.report):
                 if key == "meta.random_seed":
                     self.report.add_problem((*at, key), "is not used: the study has its own key random_seed; set that key")
@@ -375,16 +373,22 @@ def _flatten_set_values(given: Mapping[str, Any], location: KeyPath, report: Rep
 def locate_problem(study: StudySpec, run: StudyRun, problem: Problem) -> Problem:
     """Return a problem of the spec of a run as a problem of the study: at the key `set` (of the study, an env or an entry) that gives the
     value, or else at the entry."""
-    entries = [(index, one) for index, one in enumerate(study.entries) if one.title == run.entry]
-    same_env = [(index, one) for index, one in entries if one.env == run.env] if not study.envs else []
-    index, entry = (same_env or entries)[0]
-    given: list[tuple[KeyPath, Mapping[str, Any]]] = [(("set",), study.set)]
-    given += [(("envs", number, "set"), env.set) for number, env in enumerate(study.envs) if env.title == run.env]
-    given.append((("entries", index, "set"), entry.set))
-    for location, values in reversed(given):
+    entries = [index for index, entry in enumerate(study.entries) if entry.title == run.entry]
+    same_env = [index for index in entries if study.entries[index].env == run.env]
+    index, env = (same_env or entries)[0], next((one for one in study.envs if one.title == run.env), None)
+    for location, values in reversed(_sections_with_values(study, index, env)):
         if any(_overlap(key, problem.path) for key, _ in _flatten_set_values(values, location, Report())):
             return replace(problem, path=f"{show_path(location)}.{problem.path}")
     return Problem(show_path(("entries", index)), f"{run.entry} in {run.env}: {problem}", problem.code)
+
+
+def _sections_with_values(study: StudySpec, index: int, env: StudyEnv | None) -> list[tuple[KeyPath, dict[str, Any]]]:
+    """Return (path, content) of the keys `set` that apply to an entry in an env. Values in later keys take precedence.
+
+    Args: index: index of the entry. env: the env, or None in a study without envs.
+    """
+    of_env: list[tuple[KeyPath, dict[str, Any]]] = [] if env is None else [(("envs", study.envs.index(env), "set"), env.set)]
+    return [(("set",), study.set), *of_env, (("entries", index, "set"), study.entries[index].set)]
 
 
 def _overlap(key: str, path: str) -> bool:

@@ -571,8 +571,8 @@ class ReplayActorCriticSpec(ReplayAlgorithmSpec, ResetKeys):
     """Number of critics of the algorithm."""
 
     training_iter: Positive | None = None
-    """Number of batches per training, with one gradient step for each batch. The default is the number of transitions in a vector step:
-    env.num_envs, times the number of agents that the policy controls."""
+    """Number of gradient steps per training, each of which uses a new batch. The default is one gradient step per transition of a vector
+    step: env.num_envs times the number of agents that the policy controls."""
     policy_delay: Positive = 1
     """Number of critic updates per update of the actor, of the target networks and, in soft actor-critic, of the temperature."""
 

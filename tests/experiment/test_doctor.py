@@ -239,6 +239,19 @@ def test_raw_observations_of_a_replay_buffer_are_not_judged(tmp_path: Path) -> N
         assert (of_rule(diagnose(run), "observation_scale") is not None) == found
 
 
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [({"open": None, "env": {}}, "the envs cannot be saved"), ({"open": [{}, {}], "resumes": 0}, "rollout workers")],
+    ids=["envs that cannot be saved", "rollout workers"],
+)
+def test_the_reason_for_missing_observations(source: dict[str, Any], why: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path, others=0)
+    path = run.paths.checkpoint(0, "last")
+    policies = [{"weights": {}, "spaces": {"action": {"type": "Discrete"}}}]
+    bundle.save(path, {"version": bundle.VERSION, "policies": policies, "source": source})
+    assert why in diagnose_run(run).not_checked["observation_scale"]
+
+
 def diagnose(run: Run, *, checkpoints: bool = True) -> list[Finding]:
     return list(diagnose_run(run, checkpoints=checkpoints).findings)
 

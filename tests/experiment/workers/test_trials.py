@@ -165,6 +165,7 @@ def check_kills(sampler: dict[str, Any], names: list[str], seed: int, quota: int
         rows = complete_rows(trial.paths.session_df(0))
         assert int(rows[-1]["opt_step"]) == quota // 64 * 2
         assert {float(row["lag_max"]) for row in rows if row["lag_max"]} == {0.0}
+        assert state.load(trial.paths.checkpoint(0, "last"))["source"]["restarts"] == len(names)
 
 
 def test_killed_processes_are_restarted(tmp_path: Path, pools: list[TaskPool], capsys: Any) -> None:

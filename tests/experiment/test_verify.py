@@ -20,6 +20,7 @@ from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.provenance import package_versions
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report.nondeterminism import nondeterminism_reason
 from slm_lab.experiment.run.verify.bundle_difference import PartDifference, differing_parts
 from slm_lab.experiment.run.verify.verify import Verification, _part_finding, _restarted_workers, verify
 from slm_lab.experiment.run.verify.window import Checkpoint, last_inexact_continuation
@@ -257,6 +258,14 @@ def test_training_that_is_not_deterministic(meta: dict[str, Any], says: str, tmp
     paths.spec.write_text(json.dumps(dump_spec(small("PPO", "CartPole-v1", meta=meta, algorithm=SHORT))))
     with pytest.raises(UserError, match=says):
         verified(paths)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "deterministic"), [(True, None, False), (True, "cpu", True), (False, None, True), (False, "cuda:1", False)]
+)
+def test_automatic_inference_is_central_on_a_gpu(gpu: bool, device: str | None, deterministic: bool) -> None:
+    keys = {"agent.net.gpu": gpu, "meta.sampler.inference": "auto", "meta.sampler.async_rl": False}
+    assert (nondeterminism_reason(keys, device=device) is None) == deterministic
 
 
 def test_a_run_that_was_killed(run: RunPaths) -> None:

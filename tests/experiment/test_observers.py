@@ -291,6 +291,7 @@ def test_the_speed_after_a_restored_history_is_that_of_the_new_frames(wall_t: fl
     times = SimpleNamespace(wall_t=wall_t, frame=190, epi=0, t=0, opt_step=0, advance_wall_time_to=lambda seconds: None)
     table = RowBuilder(cast(Clock, times), SimpleNamespace(lr=0.0, explore_var=None, entropy_coef=None))  # type: ignore[arg-type]
     table.restore_row_history([{"frame": "100", "wall_t": "1.0", "epi": "1", "t": "10", "opt_step": "3", "total_reward": "7"}])
+    assert table.row(None, 0, None, None)["fps"] is None, "a row at the frame of the restoration"
     times.frame, times.wall_t = 290, wall_t + 0.5
     assert table.row(None, 0, None, None)["fps"] == pytest.approx(200.0)
     times.frame, times.wall_t = 390, wall_t + 1.5

@@ -55,7 +55,8 @@ class RowBuilder:
         clock, wall_t = self.clock, self.clock.wall_t
         if total_reward is not None:
             self.rewards.append(total_reward)
-        fps = (clock.frame - self.timed_frame) / max(wall_t - self.timed_wall_t, 1e-9)
+        frames = clock.frame - self.timed_frame  # 0 if the row is due at the frame of a restoration: then the speed is not known
+        fps = frames / max(wall_t - self.timed_wall_t, 1e-9) if frames else None
         self.frame = self.timed_frame = clock.frame
         self.timed_wall_t = wall_t
         row: RowValues = dict.fromkeys(self.columns)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.lower_scores import lower_scores_text
 from bench.peers import PEERS, run_peers
-from bench.score_page import markdown, tables_text, training_time, write_figures
+from bench.score_page import markdown, tables_text, training_facts, write_figures
 from bench.studies import DOCS, ROOT, STUDIES, TABLES, results_of, study_of
 from slm_lab.experiment.files.paths import StudyPaths
 from slm_lab.experiment.plan import Plan, TrialFailed, UserError
@@ -102,8 +102,8 @@ def scores(study: Study, rows: Sequence[EntryResult]) -> str:
     """Return the text of docs/BENCHMARKS.md. The first table has a row for each entry that has results."""
     head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "published"]
     classic = f"{CLASSIC}{markdown([head, *(_cells(study, row) for row in rows)])}\n\n{bullets(explanations(study, head))}\n"
-    hours = training_time(results_of(study, STUDIES["benchmarks"].results))
-    return f"{INTRO}{classic}\n{hours}\n\n{TABLES_INTRO}{tables_text()}\n{lower_scores_text()}"
+    facts = training_facts(results_of(study, STUDIES["benchmarks"].results))
+    return f"{INTRO}{classic}\n{facts}\n\n{TABLES_INTRO}{tables_text()}\n{lower_scores_text()}"
 
 
 def write_scores(study: Study, folder: Path) -> None:
@@ -158,14 +158,15 @@ def _cells(study: Study, row: EntryResult) -> list[str]:
 
 
 def with_table(study: Study, folder: Path) -> str:
-    """Return the text of the page that belongs to a folder of results, with an updated table.
+    """Return the text of the page that belongs to a folder of results, with an updated table and facts about the training of the runs.
 
     If the page has a list that explains the columns of all tables, only the explanations that belong to the study follow the table.
     """
-    page, settings = _page(folder), study_settings(study, results_of(study, folder))
+    page, results = _page(folder), results_of(study, folder)
+    settings = study_settings(study, results)
     shown, reason = with_usable_metric(study, settings)
     table = markdown_table(shown, study_rows(shown, settings), reason, general=not _has_column_texts(page))
-    return _between(f"study {study.name}", table, page)
+    return _between(f"study {study.name}", f"{table.rstrip()}\n\n{training_facts(results)}\n", page)
 
 
 def _has_column_texts(page: Path) -> bool:

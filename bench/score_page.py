@@ -4,7 +4,7 @@ import csv
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from textwrap import fill
@@ -320,7 +320,7 @@ def section_text(section: Section) -> str:
         return f"## {section.title}\n\nThere are no results yet. To train the runs, use `make benchmarks NAME={name}`.\n"
     parts = [f"## {section.title}", fill(section.text, 140), _left(section), table(section, agents), explained(section, agents)]
     results = [run for agent in agents for run in agent.results]
-    parts += [over_envs(section, agents), f"{processors(results)} {training_time(results)}"]
+    parts += [over_envs(section, agents), training_facts(results)]
     parts += [f"`make benchmarks NAME={name}` trains the missing runs. To repeat a run, use its command below.", *_blocks(agents)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -358,16 +358,24 @@ def _left(section: Section) -> str:
     return " ".join(sentences)
 
 
-def processors(results: Sequence[ResultRun]) -> str:
-    """Return a sentence about the processors of runs."""
-    counts = Counter(str(run.content.get("processor") or "an unknown processor") for run in results)
-    return f"The runs were trained on {', '.join(f'{name} ({count} runs)' if len(counts) > 1 else name for name, count in counts.items())}."
-
-
-def training_time(results: Sequence[ResultRun]) -> str:
-    """Return a sentence about the sum of the training times of runs."""
+def training_facts(results: Sequence[ResultRun]) -> str:
+    """Return sentences about the processors, the versions of slm_lab and the training time of runs."""
+    processors = [str(run.content.get("processor") or "an unknown processor") for run in results]
+    versions = [str(version) for run in results if (version := (run.content.get("versions") or {}).get("slm_lab"))]
+    with_versions = f" with slm_lab {_counted(sorted(versions))}" if versions else ""
     hours = sum(map(_seconds, results)) / 3600
-    return f"The training of these {len(results)} runs took {hours:.1f} hours in total. Some runs shared the processor with other programs."
+    time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    subject = "The run was" if len(results) == 1 else f"The {len(results)} runs were"
+    return (
+        f"{subject} trained on {_counted(processors)}{with_versions}; this took {time} in total. The processor was sometimes shared with "
+        "other programs."
+    )
+
+
+def _counted(names: Iterable[str]) -> str:
+    """Return the different names, each with its number of runs if there are several."""
+    counts = Counter(names)
+    return ", ".join(f"{name} ({count} {'run' if count == 1 else 'runs'})" if len(counts) > 1 else name for name, count in counts.items())
 
 
 def _seconds(run: ResultRun) -> float:

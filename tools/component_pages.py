@@ -31,7 +31,7 @@ _PARTS = re.compile(rf"{BY_HAND}\n(?P<hand>.*?){GENERATED.format('(?P<equations>
 
 DIAGNOSTICS = {
     "policy_loss": "loss of the policy, without the entropy bonus",
-    "value_loss": "loss of the critic, before it is multiplied by `val_loss_coef`; in IQL, loss of V",
+    "value_loss": "loss of the critic, before it is multiplied by `val_loss_coef`",
     "approx_kl": "estimate of KL(π_old, π), the Kullback–Leibler divergence between the policy that acted and the current policy: the mean "
     "of (r − 1) − ln r with the ratio r = π / π_old ([Schulman 2020](http://joschu.net/blog/kl-approx.html)); a value far above 0.02 means "
     "that the policy changes too much within one update",
@@ -46,6 +46,8 @@ DIAGNOSTICS = {
     "alpha": "temperature α",
 }
 """Column of the tables → its meaning."""
+OTHER_DIAGNOSTICS = {("IQL", "value_loss"): "loss of V"}
+"""(algorithm, column) → meaning of the column, if it is not the one in DIAGNOSTICS."""
 
 _MAX_SCORES = 12
 """Maximum number of scores on the page of a memory or net; if there are more, the page links to the page of all scores."""
@@ -96,7 +98,8 @@ def _head(section: Section, name: str) -> Iterator[str]:
     """Yield the lines that describe a component."""
     implementation, doc = _implementation(section, name)
     yield f"# {name}"
-    for paragraph in (inspect.getdoc(section.models[name]) or "", *re.split(r"\n\n(?=Args:|Raises )", doc)[0].split("\n\n")):
+    # the summary of the class (its first paragraph) says the same as the docstring of the model
+    for paragraph in (inspect.getdoc(section.models[name]) or "", *re.split(r"\n\n(?=Args:|Raises )", doc)[0].split("\n\n")[1:]):
         yield from ("", " ".join(paragraph.split())) if paragraph else ()
     key = section.path.removeprefix("agent.")
     yield from ("", f'- In a spec: `"{key}": {{"name": "{name}"}}`')
@@ -192,7 +195,7 @@ def _diagnostics(section: Section, name: str) -> Iterator[str]:
     yield from ("| column | meaning (each value is the mean over the updates since the previous row) |", "|---|---|")
     if missing := [column for column in algorithm.diagnostics if column not in DIAGNOSTICS]:
         raise ValueError(f"DIAGNOSTICS in tools/component_pages.py does not say what the column {missing[0]!r} of {name} means")
-    yield from (f"| `{column}` | {DIAGNOSTICS[column]} |" for column in algorithm.diagnostics)
+    yield from (f"| `{column}` | {OTHER_DIAGNOSTICS.get((name, column), DIAGNOSTICS[column])} |" for column in algorithm.diagnostics)
     yield ""
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined, to_jsonable_python
@@ -56,8 +56,9 @@ YAML files work too. The shortest spec gives an algorithm, an env and the number
 
 - If the section `agent.net` is absent, the net and all absent keys of the algorithm get values that are recommended for the algorithm and
   the spaces of the env. The spec that a run saves contains these values.
-- If `agent.net` is present, absent keys have their defaults. Without a `name`, it is a ConvNet if the env is an Atari env or CarRacing, or
-  if `agent.net` has keys of a ConvNet (such as `conv_hid_layers`), and an MLPNet for other vector observations.
+- If `agent.net` is present, absent keys have their defaults. Without a `name`, it is a ConvNet if it has keys of a ConvNet (such as
+  `conv_hid_layers`), or if the env is an Atari env or CarRacing. It is an MLPNet if it has the key `hid_layers`, or if the env is another
+  env of Gymnasium. In all other cases, `name` is required.
 - If `agent.memory` is absent or has no `name`, it is the first memory of the algorithm in [the table](#section-agentalgorithm).
 - `null` has the same meaning as an absent key.
 - `--set name=value` replaces `"${name}"`, and `--set agent.algorithm.gamma=0.98` overrides a key.
@@ -475,7 +476,13 @@ def _short(value: Any) -> Any:
 
 
 def example(section: Section, key: str) -> Any:
-    """Return an example value: from EXAMPLES, otherwise the most frequent non-default value in the shipped specs, otherwise the default."""
+    """Return an example value of a key.
+
+    The example is the first of these values that exists: the example in the key's model, if the section has only this model; the value in
+    EXAMPLES; the most frequent non-default value in the shipped specs; the default.
+    """
+    if len(section.models) == 1 and (examples := next(iter(section.models.values())).model_fields[key].examples):
+        return examples[0]
     if key in EXAMPLES and _is_allowed(section, key, EXAMPLES[key]) and not (key == "name" and section.path != "agent"):
         return EXAMPLES[key]
     defaults = [model.model_fields[key].default for model in section.models.values() if key in model.model_fields]
@@ -492,9 +499,9 @@ def _is_allowed(section: Section, key: str, value: Any) -> bool:
     for model in section.models.values():
         if key in model.model_fields:
             with suppress(ValidationError):
-                annotation = model.model_fields[key].annotation
-                assert annotation is not None
-                TypeAdapter(annotation).validate_python(value)
+                field = model.model_fields[key]
+                with_constraints: Any = Annotated[field.annotation, "", *field.metadata]  # Annotated needs at least one annotation
+                TypeAdapter(with_constraints).validate_python(value)
                 return True
     return False
 

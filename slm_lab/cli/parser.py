@@ -296,7 +296,10 @@ _OPTIONS = (
     _Option(
         "--jobs",
         "N",
-        {"": "number of concurrent sessions; in a search or study, of all runs together (default: as many as the cores allow)"},
+        {
+            "train, search, study": "number of concurrent sessions; in a search or study, of all runs together (default: as many as "
+            "the cores allow)"
+        },
     ),
     _Option("--data-dir", "DIR", {"": "where runs are written (default: data)"}, {"default": DATA_DIR}),
     _Option(
@@ -334,7 +337,10 @@ _OPTIONS = (
     _Option(
         "--policy",
         "NAME",
-        {"enjoy, export": "policy of agent.policies (default for enjoy: all policies); --against plays for agents of other policies"},
+        {
+            "enjoy": "policy of agent.policies (default: all policies); --against plays for agents of other policies",
+            "export": "policy of agent.policies",
+        },
     ),
     _Option("--deterministic", "", {"enjoy": "take the mode of the action distribution instead of a sample"}),
     _Option("--render", "", {"enjoy": "draw one env in a window"}),
@@ -423,7 +429,9 @@ def _usages(word: str | None) -> list[str]:
     """Return the usage lines of the command or mode `word`, or of all commands if `word` is None."""
     if word is None:
         return [command.usage for command in COMMANDS.values()]
-    return [COMMANDS[word].usage] if word in COMMANDS else [f"[FILE [NAME]] {form} [options]" for form in _FORMS[word]]
+    if word in COMMANDS:
+        return [COMMANDS[word].usage]
+    return [f"{'[FILE NAME]' if 'may be left out' in text else 'FILE NAME'} {form} [options]" for form, text in _FORMS[word].items()]
 
 
 def _wrap_usage(form: str) -> str:

@@ -17,9 +17,9 @@ from slm_lab.spec.models.net import NetSpec
 
 
 class DistributionalSAC(SoftActorCritic):
-    """Soft actor-critic with two critics that learn categorical distributions of the return.
+    """Soft actor-critic with two critics that learn categorical distributions of the return, as logits [C, B, Z] for Z atoms.
 
-    The output of the C critics is an array of logits [C, B, Z] for Z atoms. The actor maximises the means of the critics' distributions.
+    The actor maximises the means of the critics' distributions.
     """
 
     spec: DistributionalSACSpec

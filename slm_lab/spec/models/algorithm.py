@@ -169,7 +169,7 @@ class ReinforceSpec(OnPolicySpec):
     policy_loss_coef: NonNegative = 1.0
     """Weight of the policy loss."""
     training_frequency: Positive | None = None
-    """Number of episodes (with OnPolicyReplay, default 1) or vector steps (with OnPolicyBatchReplay, default 32) between trainings."""
+    """Number of episodes (with OnPolicyReplay, default 1) or vector steps (with OnPolicyBatchReplay, default 32) between updates."""
 
 
 class VTraceSpec(OnPolicySpec):
@@ -214,7 +214,7 @@ class ActorCriticSpec(VTraceSpec):
     """Whether the value loss divides values and their targets by the running standard deviation of targets (at least 1), and clamps the
     quotients to ±10."""
     training_frequency: Positive | None = None
-    """Number of episodes (with OnPolicyReplay, default 1) or vector steps (with OnPolicyBatchReplay, default 32) between trainings."""
+    """Number of episodes (with OnPolicyReplay, default 1) or vector steps (with OnPolicyBatchReplay, default 32) between updates."""
 
     def rollout_len(self, default: int) -> int:
         return (self.num_step_returns if self.lam is None else None) or super().rollout_len(default)
@@ -337,6 +337,8 @@ class PPOSILSpec(PPOSpec, SILKeys):
     samplers = ()
 
     name: Literal["PPOSIL"]  # type: ignore[assignment]  # narrower: the tag of the union
+    normalize_values: Literal[False] = False
+    """The only value is false, because self-imitation compares returns with the outputs of the critic. See normalize_v_targets."""
 
 
 class EpsilonGreedySpec(AlgorithmSpec):
@@ -388,7 +390,7 @@ class SARSASpec(AlgorithmSpec):
 
     name: Literal["SARSA"]
     training_frequency: Positive | None = None
-    """Number of episodes (with OnPolicyReplay, default 1) or vector steps (with OnPolicyBatchReplay, default 32) between trainings."""
+    """Number of episodes (with OnPolicyReplay, default 1) or vector steps (with OnPolicyBatchReplay, default 32) between updates."""
 
 
 class ReplayAlgorithmSpec(AlgorithmSpec):
@@ -583,8 +585,16 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     class_path = "slm_lab.agent.algorithm.soft_actor_critic:SoftActorCritic"
     soft = True
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete", "continuous")
+    unused_keys: ClassVar[Mapping[str, str]] = {"explore_var_spec": "actions are sampled from the policy"}
 
     name: Literal["SoftActorCritic"]
+    action_pdtype: Literal["default", "Categorical", "GumbelSoftmax", "Normal"] = "default"
+    """Probability distribution of actions. The distribution depends only on the action space: with discrete actions, "default",
+    "Categorical" and "GumbelSoftmax" all mean Categorical; with continuous actions, "default" and "Normal" mean the tanh of a Normal
+    distribution."""
+    action_policy: Literal["default", "random"] = "default"
+    """How to choose an action from the action distribution. With "default", the action is sampled from the distribution. With "random",
+    actions are uniformly random."""
     critic_reduction: Literal["min", "mean"] | None = None
     """How to combine the values of the two critics. "min" (arXiv:1802.09477, equation 10) underestimates rare actions, and "mean" (double
     average Q-learning, arXiv:2209.10081, without its clip) does not. The default is "mean" for discrete actions and "min" for continuous
@@ -644,6 +654,7 @@ class TQCSpec(SoftActorCriticSpec):
     class_path = "slm_lab.agent.algorithm.tqc:TQC"
     action_kinds = ("continuous",)
     unused_keys = {
+        **SoftActorCriticSpec.unused_keys,
         "critic_reduction": "targets are the smallest quantiles of all critics",
         "symlog": "quantiles are compared as they are",
         "target_entropy_ratio": _FOR_DISCRETE,
@@ -651,6 +662,8 @@ class TQCSpec(SoftActorCriticSpec):
     }
 
     name: Literal["TQC"]  # type: ignore[assignment]  # narrower: the tag of the union
+    action_pdtype: Literal["default", "Normal"] = "default"
+    """Probability distribution of actions. Both values mean the tanh of a Normal distribution."""
     num_critics: Positive = 5
     """Number of critics N."""
     num_quantiles: Positive = 25
@@ -670,12 +683,15 @@ class DistributionalSACSpec(SoftActorCriticSpec):
     class_path = "slm_lab.agent.algorithm.distributional_sac:DistributionalSAC"
     action_kinds = ("continuous",)
     unused_keys = {
+        **SoftActorCriticSpec.unused_keys,
         "symlog": "distributions are compared, not values",
         "target_entropy_ratio": _FOR_DISCRETE,
         "entropy_penalty_coef": _FOR_DISCRETE,
     }
 
     name: Literal["DistributionalSAC"]  # type: ignore[assignment]  # narrower: the tag of the union
+    action_pdtype: Literal["default", "Normal"] = "default"
+    """Probability distribution of actions. Both values mean the tanh of a Normal distribution."""
     log_alpha_min: Real = -10.0
     """Minimum log of the temperature α."""
     initial_alpha: PositiveReal = 0.01

@@ -51,7 +51,7 @@ class EnvSpec(SpecModel):
     stagger_episodes: Flag = False
     """Whether the first training episode of each env is truncated early, so that the envs are at different points of an episode. The first
     episode of env i (counted from 0) is truncated after (i + 1) / num_envs of the time limit. This key is useful if all episodes have the
-    same length, as in DeepMind Control. Without this key, all envs are then always at the same point of an episode, and a rollout that is
+    same length, as in DeepMind Control. Otherwise, all envs are always at the same point of an episode, and a rollout that is
     shorter than an episode contains only one part of the episode. Table rows contain no returns or lengths of the episodes that are
     truncated early. This key requires the backend envpool and an env with one agent and a time limit."""
     max_frame: Positive

@@ -122,8 +122,8 @@ class NetSpec(Component):
     """Whether actor and critic share the hidden layers (body) of the network."""
     use_same_optim: Flag = True
     """Whether actor and critic have one optimizer, which is actor_optim_spec if the spec gives this key, otherwise optim_spec. With false,
-    actor and critic have separate optimizers (actor_optim_spec, critic_optim_spec). A net that actor and critic share always has one
-    optimizer."""
+    actor and critic have separate optimizers (actor_optim_spec, critic_optim_spec). The default is false if the spec gives optimizers or
+    schedules of the actor or the critic. A net that actor and critic share always has one optimizer."""
     log_std_init: LogStd | None = None
     """Initial value (above -5, below 2) of the log standard deviation of Normal and NormalTanh. With log_std_init, the log standard
     deviation is a parameter that does not depend on the state. By default, the log standard deviation is an output of the network."""
@@ -255,7 +255,7 @@ class HydraMLPNetSpec(LayersSpec):
     """Network of fully connected layers with several heads that read the observation, one common body, and a tail for each output."""
 
     name: Literal["HydraMLPNet"]
-    hid_layers: Annotated[list[Any], Field(min_length=3, max_length=3)]
+    hid_layers: Annotated[list[Any], Field(min_length=3, max_length=3, examples=[[[[32], [32]], [64], []]])]
     """Layer sizes in the form [heads, body, tails]. `heads` and `tails` contain a list of layer sizes for each head or tail, such as [[32],
     [32]] (`tails` may be []), and `body` is a list of layer sizes."""
 

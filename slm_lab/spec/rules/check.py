@@ -154,14 +154,11 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
     elif isinstance(algorithm, TQCSpec) and algorithm.dropped_quantiles >= algorithm.num_quantiles:
         why = f"must be below num_quantiles ({algorithm.num_quantiles}), not {algorithm.dropped_quantiles}"
         report.add_problem((*ALGORITHM, "dropped_quantiles"), why)
-    if algorithm.soft and algorithm.action_policy not in ("default", "random"):
-        why = f"{algorithm.name} samples actions from its own distribution"
-        report.add_problem((*ALGORITHM, "action_policy"), f"must be 'default' or 'random', not '{algorithm.action_policy}': {why}")
-    elif algorithm.explores and algorithm.explore_var_spec is None:
+    if algorithm.explores and algorithm.explore_var_spec is None:
         report.add_problem((*ALGORITHM, "explore_var_spec"), f"missing; required by action_policy '{algorithm.action_policy}'", "missing")
-    elif not algorithm.explores and algorithm.explore_var_spec != type(algorithm).model_fields["explore_var_spec"].default:
-        why = f"has no effect with the action_policy '{algorithm.action_policy}'; set it to 'epsilon_greedy' or 'boltzmann'"
-        report.add_problem((*ALGORITHM, "explore_var_spec"), why)
+    elif not (algorithm.explores or "explore_var_spec" in algorithm.unused_keys):
+        why = f"action_policy is '{algorithm.action_policy}'; set it to 'epsilon_greedy' or 'boltzmann'"
+        reject_non_defaults(algorithm, ("explore_var_spec",), ALGORITHM, why, report)
     if algorithm.action_policy == "boltzmann" and algorithm.action_pdtype == "Argmax":
         why = "has no effect: Argmax takes the best action at every temperature, as in SLM Lab; set action_pdtype to 'Categorical'"
         report.note_ineffective_key((*ALGORITHM, "action_policy"), f"'boltzmann' {why}")
@@ -178,9 +175,6 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
 def _check_ppo(algorithm: PPOSpec, report: Report) -> None:
     if algorithm.normalize_values:
         reject_non_defaults(algorithm, ("normalize_v_targets", "symlog"), ALGORITHM, "normalize_values scales values and targets", report)
-        if algorithm.self_imitation:
-            why = f"{algorithm.name} compares returns with the critic's outputs; set normalize_v_targets"
-            report.add_problem((*ALGORITHM, "normalize_values"), f"must be false: {why}")
     if (adaptive := algorithm.adaptive_lr) is not None and adaptive.min_lr > adaptive.max_lr:
         report.add_problem((*ALGORITHM, "adaptive_lr", "min_lr"), f"must be at most max_lr ({adaptive.max_lr:g}), not {adaptive.min_lr:g}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -59,11 +60,18 @@ def test_the_expectile_of_two_values_is_where_its_weighted_errors_balance() -> N
         assert abs(float(slope.sum())) < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["discrete", "continuous"])
-@pytest.mark.parametrize("log_std", [None, -0.5])
-def test_an_update_of_iql_is_that_of_autograd_on_the_papers_losses(kind: str, log_std: float | None) -> None:
+@pytest.mark.parametrize(
+    ("kind", "log_std", "pdtype"),
+    [
+        *product(("discrete", "continuous"), (None, -0.5), ("default",)),
+        ("continuous", None, "Beta"),  # without a closed form of the gradient
+        ("continuous", None, "MultivariateNormal"),
+    ],
+)
+def test_an_update_of_iql_is_that_of_autograd_on_the_papers_losses(kind: str, log_std: float | None, pdtype: str) -> None:
     """An update equals plain gradient steps on the losses of eqs. 5 to 7, with the batch that the agent draws."""
-    found = agent(kind, {"name": "IQL", "expectile": 0.8, "beta": 2.0, "gamma": 0.9}, {"log_std_init": log_std})
+    algorithm = {"name": "IQL", "action_pdtype": pdtype, "expectile": 0.8, "beta": 2.0, "gamma": 0.9}
+    found = agent(kind, algorithm, {"log_std_init": log_std})
     found.algorithm.use_demonstrations(recorded(ACTIONS[kind]))
     iql: Any = found.algorithm
     found.update()  # so that the target net differs from the critics

@@ -484,6 +484,25 @@ def test_stacks_come_back_as_they_went_in(stack: int, channels: int, num_envs: i
     assert min(sizes[len(sizes) // 2 :]) > 0.4 * max_size
 
 
+def test_an_absent_agent_does_not_empty_the_ring() -> None:
+    """An agent acts in the first step and once more, after the frames of its first step were overwritten."""
+    env_info = EnvInfo(2, ObservationSpace((2, 4, 4), "uint8", stack=2), ActionSpace("discrete", (3,)), agents=("a", "b"))
+    memory = build(env_info, max_size=200)
+    rng, sizes, happened = np.random.default_rng(0), [], []
+    obs, first = rng.integers(0, 255, (2, 2, 4, 4), np.uint8), np.ones(2, np.bool_)
+    for t in range(500):
+        new = np.concatenate([obs[:, 1:], rng.integers(0, 255, (2, 1, 4, 4), np.uint8)], axis=1)
+        ended, valid, reward = np.zeros(2, np.bool_), np.array([True, t in (0, 400)]), np.full(2, t, np.float32)
+        step = VecStep(reward, ended, ended, new, new, ended, valid, [])
+        memory.add(obs, first, None, ActOut(np.zeros(2, np.int64), np.zeros(2, np.float32)), step)
+        happened += [Happened(obs[n], np.int64(0), 0.0, t, new[n], False, False) for n in np.flatnonzero(valid)]
+        sizes.append(memory.size)
+        if t in (150, 400, 499):
+            assert_holds(memory, happened)
+        obs, first = new, np.zeros(2, np.bool_)
+    assert min(sizes[200:]) > 190
+
+
 def test_long_episodes_fill_the_ring() -> None:
     """The store has room for the first frames of an episode every 64 steps. With longer episodes no frame is lost."""
     env_info = images(2)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, as_array, filled_vector
+from slm_lab.agent.ops.arrays import A, as_array, as_tensor, filled_vector
 from slm_lab.agent.ops.device import is_asynchronous, to_floats
 from slm_lab.agent.ops.distributions import (
     LOG_2PI,
@@ -211,13 +211,15 @@ class TermsAndGradients(NamedTuple):
     """Gradient of the objective with respect to a state-independent log_std, or None."""
 
 
-def differentiate(objective: Callable[..., ObjectiveTerms], outputs: Sequence[Tensor], weight: float = 1.0) -> TermsAndGradients:
+def differentiate(
+    objective: Callable[..., ObjectiveTerms], outputs: Sequence[Tensor | np.ndarray], weight: float = 1.0
+) -> TermsAndGradients:
     """Return the terms of objective(*outputs), and `weight` times the gradients with respect to the outputs, computed by autograd.
 
     If the objective depends directly on parameters, such as a state-independent log_std, the gradients of these parameters are added to
     `Parameter.grad`.
     """
-    leaves = [out.detach().requires_grad_() for out in outputs]
+    leaves = [as_tensor(out).detach().requires_grad_() for out in outputs]
     terms = objective(*leaves)
     loss = terms.loss
     assert isinstance(loss, Tensor)

@@ -145,6 +145,9 @@ class FrameStore(ObservationStore):
         """Frame numbers of each env's next observation."""
         self.has_frames_N = np.zeros(info.num_envs, np.bool_)
         """Whether `current` contains the frame numbers of each env."""
+        self.max_lag = self._number_of_slots(0, info)
+        """Number of newer frames after which the frames of an env are forgotten. The observation of this env is then stored again with its
+        next transition."""
         self.arrays = {"frames": self.frames, "slot": self.slot, "oldest": self.oldest, "current": self.current, "known": self.has_frames_N}
 
     @staticmethod
@@ -163,6 +166,9 @@ class FrameStore(ObservationStore):
         return FrameStore._number_of_slots(capacity, info) * frame + capacity * (8 * info.observation.stack + 8)
 
     def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
+        # forget the frames of envs (agents) without recent transitions: otherwise, all transitions count as lost when these frames are
+        # overwritten
+        self.has_frames_N &= self.current.min(axis=1) >= self.count - self.max_lag
         for n in env_K[first_N[env_K] | ~self.has_frames_N[env_K]]:
             self._store_first_observation(int(n), obs_N[n])
         if not len(env_K):

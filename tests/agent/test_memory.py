@@ -1,6 +1,6 @@
 """Tests of on-policy memories: rollouts contain exactly the recorded transitions."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -172,6 +172,18 @@ def test_cross_entropy_by_hand(rewards: list[float], q: float, kept: list[int]) 
         memory.add(obs, ~no, None, ActOut(np.zeros(1, np.int64), np.zeros(1, np.float32)), step)
     for _ in range(2):  # a second call returns the same rollout
         assert memory.rollout().obs_TN[0, :, 0].tolist() == kept
+
+
+def test_cross_entropy_of_agents_in_turn() -> None:
+    """The rewards in rows without a transition of an agent are undefined, and do not count."""
+    env_info = replace(info(1), agents=("a",))
+    memory = OnPolicyCrossEntropy(env_info, 2, 0, quantile=0.9)
+    no, yes = np.zeros(1, bool), np.ones(1, bool)
+    for t, (reward, valid, ended) in enumerate([(9.0, no, no), (0.0, yes, yes), (-9.0, no, no), (1.0, yes, yes)]):
+        obs = np.full((1, 4), t, np.float32)
+        step = VecStep(np.array([reward], np.float32), ended, no, obs, obs, ended, valid, [])
+        memory.add(obs, np.array([t in (0, 2)]), None, ActOut(np.zeros(1, np.int64), np.zeros(1, np.float32)), step)
+    assert memory.rollout().obs_TN[0, :, 0].tolist() == [3]
 
 
 @pytest.mark.parametrize("name", ["Reinforce", "ActorCritic"])

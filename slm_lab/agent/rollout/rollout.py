@@ -496,7 +496,7 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
         self.quantile = quantile
 
     def _episodes_to_train_on(self) -> list[EpisodeRows]:
-        totals = [self.slabs["reward"][begin:end, n].sum(dtype=np.float64) for n, begin, end in self.ended]
+        totals = [self.slabs["reward"][self._transition_rows(*episode), episode[0]].sum(dtype=np.float64) for episode in self.ended]
         threshold = np.quantile(totals, self.quantile) if self.quantile < 1.0 else -np.inf
         return [episode for episode, total in zip(self.ended, totals, strict=True) if not total < threshold]
 

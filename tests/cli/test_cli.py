@@ -316,7 +316,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "usage"), [(["train"], "[FILE [NAME]] train [options]"), (["enjoy@latest"], "enjoy@{"), (["diff"], "diff A B")]
+    ("words", "usage"), [(["train"], "FILE NAME train [options]"), (["enjoy@latest"], "enjoy@{"), (["diff"], "diff A B")]
 )
 def test_help_of_one_command_or_mode(words: list[str], usage: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:

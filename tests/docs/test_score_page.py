@@ -80,7 +80,7 @@ def test_the_row_of_an_agent_has_score_interval_published_score_and_seconds(fold
     assert row["SLM Lab v5"] == "1654 ≥"
     assert row["seconds to the score of SLM Lab v5"] == "30"  # both seeds reach it in their second row, after 20 s and 40 s
     assert '<a id="mujoco-hopper-v5"></a>' in text
-    assert "The runs were trained on a processor." in text
+    assert "The 2 runs were trained on a processor; this took" in text
 
 
 def test_the_score_of_another_library_is_subtracted_from_that_of_slm_lab(folder: Path) -> None:

@@ -264,7 +264,7 @@ def test_dump_and_load_are_identity_for_all_that_goes_together(specs: Specs, alg
 
 
 WORDS = {
-    *("$ref", "anyOf", "oneOf", "type", "const", "enum", "properties", "patternProperties", "additionalProperties"),
+    *("$ref", "examples", "anyOf", "oneOf", "type", "const", "enum", "properties", "patternProperties", "additionalProperties"),
     *("required", "minProperties", "items", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("pattern", "description", "title", "default", "discriminator", "$schema", "$defs"),
 }

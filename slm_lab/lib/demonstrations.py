@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slm_lab.lib.records import ActOut, VecStep
+from slm_lab.lib.records import ActionSpace, ActOut, VecStep
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Demonstrations:
     obs_K: np.ndarray
     """[K, *shape]: observations in the form of ObservationSpace, before normalisation."""
     action_K: np.ndarray
-    """[K] or [K, dim]: actions in the form of ActionSpace, after clipping. Continuous actions with bounds lie in [-1, 1]."""
+    """[K] or [K, dim]: actions in the form of ActionSpace. If all continuous components have bounds, they are in [-1, 1]."""
     reward_K: np.ndarray
     """float32 [K]: raw rewards in a recorded file, or scaled and clipped rewards for training in the result of `load_demonstrations`."""
     terminated_K: np.ndarray
@@ -102,11 +102,15 @@ def join_episodes(episodes: Iterable[list[RecordedStep]]) -> Demonstrations:
 class EpisodeRecorder:
     """Recorder of the steps of a vector env. The attribute `episodes` contains the episodes that have ended.
 
-    Args: num_envs: number of envs. bounded: whether to clip the recorded actions to [-1, 1], as the env does with continuous actions.
+    If all continuous components of actions have bounds, these components are clipped to [-1, 1], as the env clips them.
+
+    Args: num_envs: number of envs. action: action space of the env.
     """
 
-    def __init__(self, num_envs: int, bounded: bool = False) -> None:
-        self.bounded = bounded
+    def __init__(self, num_envs: int, action: ActionSpace) -> None:
+        continuous = action.parts[-1]
+        self.clipped = continuous.dim if continuous.kind == "continuous" and continuous.bounded else 0
+        """Number of components of an action, from the last component on, that are clipped."""
         self.episodes: list[list[RecordedStep]] = []
         self._open: list[list[RecordedStep]] = [[] for _ in range(num_envs)]
 
@@ -116,8 +120,9 @@ class EpisodeRecorder:
         Args: obs_N: observations before the step. action_N: actions that were passed to the env. kept_N: bool [N], whether to record the
         step of each env.
         """
-        if self.bounded:
-            action_N = np.clip(action_N, -1.0, 1.0).astype(np.float32)
+        if self.clipped:
+            action_N = action_N.astype(np.float32)
+            action_N[:, -self.clipped :] = np.clip(action_N[:, -self.clipped :], -1.0, 1.0)
         for n in np.flatnonzero(step.valid_N & kept_N):
             flags = bool(step.terminated_N[n]), bool(step.truncated_N[n])
             row = RecordedStep(obs_N[n], action_N[n], float(step.reward_N[n]), *flags, step.last_obs_N[n])

@@ -16,7 +16,7 @@ from slm_lab.spec.models.env import EnvSpec
 def played(name: str, act: Callable[[np.ndarray], np.ndarray], episodes: int, **keys: Any) -> tuple[Demonstrations, Env]:
     """Play episodes with the policy `act`, a function of the observations [N, D]; return the recorded episodes and the closed env."""
     env = make_env(EnvSpec(name=name, max_frame=1, **keys), 0, num_envs=2, training=False)
-    recorder = EpisodeRecorder(2, env.info.action.kind == "continuous")
+    recorder = EpisodeRecorder(2, env.info.action)
     obs_N, all_N = env.reset(), np.ones(2, np.bool_)
     while len(recorder.episodes) < episodes:
         action_N = act(obs_N)

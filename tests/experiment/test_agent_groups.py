@@ -189,6 +189,12 @@ def test_games_against_another_player(against: str, paths: RunPaths) -> None:
     assert len(games.scores) == 3
 
 
+def test_an_opponent_needs_an_agent(paths: RunPaths) -> None:
+    """The policies outer and inner play for all agents."""
+    with pytest.raises(UserError, match=r"--against random: the policies outer, inner play for all agents.*--policy"):
+        enjoy(find_training(paths.root, None, paths.root.parent), EnjoyOptions(which="last", episodes=3, against="random"), Plan())
+
+
 def test_policies_play_in_an_env_with_their_spaces(paths: RunPaths) -> None:
     training = find_training(paths.root, None, paths.root.parent)
     with pytest.raises(UserError, match=r"the policy was trained in .*Unequal with actions Box.*; those of .*Unequal are Discrete\(4\)"):

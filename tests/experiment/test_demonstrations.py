@@ -14,9 +14,12 @@ import pytest
 
 import slm_lab
 from slm_lab.cli import main
+from slm_lab.env.spaces import space_to_dict
 from slm_lab.experiment.session.resume import find_run, read_run
 from slm_lab.experiment.training.demonstrations import load_demonstrations, read, write
-from slm_lab.lib.demonstrations import Demonstrations
+from slm_lab.experiment.training.minari_data import encode_actions
+from slm_lab.lib.demonstrations import Demonstrations, EpisodeRecorder
+from slm_lab.lib.records import ActionSpace, VecStep
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
@@ -114,6 +117,44 @@ def test_demonstrations_of_another_env_are_refused_with_both_ids(tmp_path: Path,
     assert main([str(where), "acrobot", "train", "--data-dir", str(tmp_path / "data")]) == 2
     shown = " ".join(capsys.readouterr().err.split())
     assert f"meta.demonstrations: {file} was recorded in CartPole-v1; env.name is Acrobot-v1" in shown
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["plain", "in a dict"])
+def test_other_bounds_of_actions_are_refused(inside: bool, tmp_path: Path) -> None:
+    """The numbers in a file are actions scaled to the bounds of the env in which they were recorded."""
+    spec, file = bc(tmp_path / "file.npz", {"name": "Pendulum-v1", "max_frame": 10}), tmp_path / "file.npz"
+    data, env = played("Pendulum-v1", swing_up, 1)
+    info, wide = env.info, gym.spaces.Box(-4.0, 4.0, (1,))
+    assert info.spaces is not None
+    if inside:  # a hybrid space
+        parts = {"turn": gym.spaces.Discrete(2), "force": gym.spaces.Box(-2.0, 2.0, (1,))}
+        info = replace(info, spaces=info.spaces | {"action": space_to_dict(gym.spaces.Dict(parts))})
+        wide = gym.spaces.Dict(parts | {"force": wide})
+    write(file, data, {"env": "Pendulum-v1", "spaces": info.spaces})
+    assert len(load_demonstrations(spec, info)) == len(data)
+    write(file, data, {"env": "Pendulum-v1", "spaces": info.spaces | {"action": space_to_dict(wide)}})
+    with pytest.raises(SpecError, match=r"has actions .*4\.0.*; those of Pendulum-v1 are .*2\.0"):
+        load_demonstrations(spec, info)
+
+
+def test_recorded_actions_with_bounds_are_clipped() -> None:
+    """The env clips the continuous components, which are the last ones of a hybrid action."""
+    hybrid = ActionSpace("hybrid", (3, 2), dim=5, bits=1)
+    no, yes, obs = np.zeros(1, np.bool_), np.ones(1, np.bool_), np.zeros((1, 2), np.float32)
+    step = VecStep(np.zeros(1, np.float32), yes, no, obs, obs, yes, yes, [])
+    for space, recorded in ((hybrid, [2, 1, 1, -1, 0.5]), (replace(hybrid, bounded=False), [2, 1, 1, -1.5, 0.5])):
+        recorder = EpisodeRecorder(1, space)
+        action_N = np.array([[2, 1, 1, -1.5, 0.5]], np.float32)
+        recorder.add(obs, action_N, step, yes)
+        assert recorder.episodes[0][0].action.tolist() == recorded
+        assert action_N[0, 3] == -1.5
+
+
+def test_actions_of_minari_outside_of_the_bounds_are_clipped() -> None:
+    """The second component has only one value."""
+    space = gym.spaces.Box(np.array([-2.0, 3.0, -np.inf], np.float32), np.array([2.0, 3.0, np.inf], np.float32))
+    actions_K = np.array([[5.0, 3.0, 7.0], [-1.0, 4.0, -7.0]])
+    assert encode_actions(space, actions_K).tolist() == [[1.0, 0.0, 7.0], [-0.5, 0.0, -7.0]]
 
 
 def test_other_spaces_and_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

@@ -221,6 +221,14 @@ def test_returns_against_policies_that_learn_are_not_judged(tmp_path: Path) -> N
     assert of_rule(diagnose(run), "baseline") is None
 
 
+def test_offline_learning_has_no_episodes_and_no_observations(tmp_path: Path) -> None:
+    columns = {"epi": 0.0, "current_return": 22.0}
+    run = make_run(tmp_path, columns, sets={"agent.algorithm": {"name": "BC"}, "meta.demonstrations": "x.npz"}, others=0)
+    found = diagnose_run(run)
+    assert of_rule(diagnose(run), "episodes") is None
+    assert not {"episodes", "observation_scale"} & {*found.checked, *found.not_checked}
+
+
 def test_observations_are_those_of_each_policy(tmp_path: Path) -> None:
     run = make_run(tmp_path, sets={"agent.policies": {"good": ["a"], "evil": ["b"]}}, others=1)
     save_policies(run, 1.0, 2.0)

@@ -256,7 +256,7 @@ def _play(
         _check_agents(env, players, opponent, options)
         count = max(1, len(env.info.agents))
         results = GameReturns(env.info.num_envs, count)
-        recorder = EpisodeRecorder(env.info.num_envs, env.info.action.kind == "continuous" and env.info.action.bounded)
+        recorder = EpisodeRecorder(env.info.num_envs, env.info.action)
         mask_N = policy_mask(env, players) if opponent is not None else np.ones(env.info.num_envs, np.bool_)
         deterministic = options.deterministic or spec.meta.eval_deterministic
         parts = assign_policies(players, env, np.flatnonzero(mask_N), np.random.default_rng(seed), deterministic)
@@ -290,6 +290,12 @@ def _check_agents(env: Env, players: Sequence[PolicyPlayer], opponent: Opponent 
         raise UserError(f"--record is not supported for {env.name}, which has several agents: a data set contains one agent's episodes")
     if opponent is None:
         check_agents_covered(players, env, f"policy {players[0].policy}")
+    elif policy_mask(env, players).all():
+        policies = ", ".join(str(player.policy) for player in players)
+        raise UserError(
+            f"--against {opponent.name}: the policies {policies} play for all agents, so that no agent is left for the opponent; "
+            "add --policy NAME"
+        )
 
 
 def _game_results(

@@ -343,6 +343,7 @@ class Session:
         If a replay buffer stores the steps, the observations and rewards are not normalised. Raises NotMeasured if the checkpoint has no
         observations, because the envs cannot be saved or rollout workers step the envs.
         """
+        require_applicable(not self.case.algorithm.offline, "the algorithm does not step envs in training")
         checkpoint = self.checkpoint
         with _checkpoint_errors_as_missing("observations (the envs cannot be saved)"):
             if "resumes" in checkpoint["source"]:

@@ -140,7 +140,17 @@ def _make_observation_comparison(spec: Spec) -> Any:
 
 
 def _compatible_actions(left: spaces.Space[Any], right: spaces.Space[Any]) -> bool:
-    return is_compatible_space(left, right) and action_codec(left)[0] == action_codec(right)[0]
+    # recorded actions are scaled to the bounds, so that equal numbers mean equal actions only with equal bounds
+    return is_compatible_space(left, right) and action_codec(left)[0] == action_codec(right)[0] and _bounds(left) == _bounds(right)
+
+
+def _bounds(space: spaces.Space[Any]) -> list[Any]:
+    """Return the bounds of all Box spaces in a space."""
+    if isinstance(space, spaces.Dict):
+        return [_bounds(inner) for inner in space.values()]
+    if isinstance(space, spaces.Tuple):
+        return [_bounds(inner) for inner in space]
+    return [np.asarray(bound, np.float32).tolist() for bound in (space.low, space.high)] if isinstance(space, spaces.Box) else []
 
 
 def _spec_error(spec: Spec, message: str) -> SpecError:

@@ -87,6 +87,7 @@ def encode_actions(space: spaces.Space[Any], action_K: np.ndarray) -> np.ndarray
             return np.asarray(action_K, np.int64).reshape(len(action_K), -1) - space.start.ravel()
         case spaces.Box():
             scale = box_scale(space)
-            scaled: np.ndarray = (action_K.reshape(len(action_K), -1) - scale.center) / scale.half
-            return scaled.astype(np.float32)
+            clipped_K = np.clip(action_K.reshape(len(action_K), -1), scale.low, scale.high)  # as the env clips them
+            scaled_K: np.ndarray = (clipped_K - scale.center) / np.where(scale.half > 0, scale.half, 1.0)
+            return scaled_K.astype(np.float32)
     return np.asarray(action_K, np.int64).reshape(len(action_K), -1)

@@ -222,6 +222,11 @@ def test_envs_of_other_packages(made: Made, tmp_path: Path, capsys: pytest.Captu
         assert not (tmp_path / "new.json").exists()
 
 
+def test_rewards_of_self_imitation_are_not_normalised(made: Made) -> None:
+    for name in ("PPO", "SIL"):
+        assert made("--env", "HalfCheetah-v5", "--like", name).env.normalize_reward == (name == "PPO")
+
+
 def test_every_key_has_one_line_of_comment(made: Made, tmp_path: Path) -> None:
     for words in (("--env", "HalfCheetah-v5"), ("--env", "ALE/Pong-v5", "--like", "DQN"), ("--env", MINIGRID[0], "--like", "appo_pong")):
         strict = made(*words)

@@ -221,6 +221,15 @@ def test_returns_against_policies_that_learn_are_not_judged(tmp_path: Path) -> N
     assert of_rule(diagnose(run), "baseline") is None
 
 
+def test_large_rewards_of_self_imitation_are_scaled(tmp_path: Path) -> None:
+    """SIL and PPOSIL cannot be combined with env.normalize_reward."""
+    for name, key in (("PPO", "env.normalize_reward"), ("PPOSIL", "env.reward_scale")):
+        run = make_run(tmp_path / name, {"current_return": 10_100.0}, sets={"agent.algorithm.name": name}, others=0)
+        found = of_rule(diagnose(run), "reward_scale")
+        assert found is not None
+        assert found.key == key
+
+
 def test_offline_learning_has_no_episodes_and_no_observations(tmp_path: Path) -> None:
     columns = {"epi": 0.0, "current_return": 22.0}
     run = make_run(tmp_path, columns, sets={"agent.algorithm": {"name": "BC"}, "meta.demonstrations": "x.npz"}, others=0)

@@ -107,6 +107,7 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         (SAC | {"agent.algorithm.initial_alpha": 0.001}, "agent.algorithm.initial_alpha"),
         (SAC | {"agent.algorithm.log_alpha_max": -1.0, "agent.algorithm.initial_alpha": 0.5}, "agent.algorithm.initial_alpha"),
         (SAC | {"agent.algorithm.target_entropy": "aut"}, "agent.algorithm.target_entropy"),
+        (SIL | {"env.normalize_reward": True}, "env.normalize_reward"),
         (DQN | {"agent.algorithm.training_start_step": -1}, "agent.algorithm.training_start_step"),
         (DQN | {"meta.save_replay": 1}, "meta.save_replay"),
     ],

@@ -117,16 +117,16 @@ def reward_scale(session: Session) -> Finding | None:
     target = scale * abs(session.final_returns.median) * min(1.0, case.horizon / length)
     if target < MAX_TARGET:
         return None
-    on_policy = case.algorithm.on_policy
+    normalize = case.algorithm.on_policy and not case.algorithm.self_imitation
     return Finding(
         "Rewards are large and not normalised",
         "problem",
         f"returns of {number_text(session.final_returns.median)} in episodes of {number_text(length)} steps: "
         f"values of about {number_text(target)} "
         f"(usual: up to {number_text(MAX_TARGET)})",
-        "normalise rewards" if on_policy else "scale rewards down",
-        "env.normalize_reward" if on_policy else "env.reward_scale",
-        True if on_policy else round_to_one_digit(100.0 * scale / target),
+        "normalise rewards" if normalize else "scale rewards down",
+        "env.normalize_reward" if normalize else "env.reward_scale",
+        True if normalize else round_to_one_digit(100.0 * scale / target),
         frames=session.final_returns.frames,
     )
 

@@ -474,7 +474,7 @@ def _recommended_env(model: type[AlgorithmSpec], kind: str, images: bool, info: 
         return {"num_envs": 1, "max_frame": frames if kind == "atari" else frames // 2}
     env: dict[str, Any] = {"num_envs": _ON_POLICY_ENVS.get(kind, 8), "max_frame": frames}
     if kind == "mujoco" and model.has_critic:
-        env |= {"normalize_obs": True, "normalize_reward": True}
+        env |= {"normalize_obs": True} if model.self_imitation else {"normalize_obs": True, "normalize_reward": True}
     return env
 
 

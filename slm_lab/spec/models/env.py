@@ -64,7 +64,7 @@ class EnvSpec(SpecModel):
     normalize_reward: Flag = False
     """Whether to divide rewards by the running standard deviation of the discounted return. The replay buffer
     of an off-policy algorithm stores rewards before normalisation and clipping, and each batch is normalised with the newest standard
-    deviation. The replay buffer of SIL and PPOSIL stores rewards as they were normalised when they were collected."""
+    deviation. SIL and PPOSIL do not support this key."""
     clip_obs: PositiveReal | None = None
     """Absolute value to which observations are clipped, after normalisation. By default, observations are clipped to ±10 if they are
     normalised, and are not clipped if they are not normalised."""

@@ -170,6 +170,9 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
         reject_non_defaults(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
     if isinstance(algorithm, PPOSpec):
         _check_ppo(algorithm, report)
+    if algorithm.self_imitation and spec.env.normalize_reward:
+        why = f"{algorithm.name} compares values with returns of past episodes, whose rewards were divided by older standard deviations"
+        report.add_problem(("env", "normalize_reward"), f"must be false: {why}; use env.reward_scale")
 
 
 def _check_ppo(algorithm: PPOSpec, report: Report) -> None:

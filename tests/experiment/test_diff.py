@@ -77,6 +77,15 @@ def test_keys_are_separate_from_versions_and_machine(tmp_path: Path) -> None:
     ]
 
 
+def test_inexact_continuations_are_named(tmp_path: Path) -> None:
+    exact, changed = {"frame": 100, "exact": True, "lost": []}, {"frame": 200, "exact": False, "lost": ["env.max_frame was changed"]}
+    a = made(tmp_path / "a", [[1, 2, 3]] * 2, start={"continues": {"0": exact, "1": changed}})
+    difference = found(a, made(tmp_path / "b", [[1, 2, 3]] * 2, start={"continues": {"0": exact}}))
+    assert difference_json(difference)["inexact_continuations"] == {"a": [{"frame": 200, "reason": "env.max_frame was changed"}], "b": []}
+    assert "A was continued at frame 200, but not exactly: env.max_frame was changed\n" in difference_text(difference)
+    assert "B was continued" not in difference_text(difference)
+
+
 def test_the_first_row_that_differs(tmp_path: Path) -> None:
     """wall_t, which differs in every row, is not a result; session 1 diverges before session 0."""
     one, other = made(tmp_path / "a", [[1, 2, 3], [4, 5, 6]]), made(tmp_path / "longer", [[1, 2, 9], [4, 7, 8]])

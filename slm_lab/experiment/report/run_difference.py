@@ -131,6 +131,18 @@ def _recorded_origin(run: Run) -> dict[str, Any]:
     return dict(flatten_leaves({key: start[key] for key in _RECORDS if start.get(key) is not None}))
 
 
+def inexact_continuations(run: Run) -> list[tuple[int, str]]:
+    """Return (frame, reason) for each start that continued a Session of the run inexactly, so that its later rows may differ from those of
+    an uninterrupted run. If a start continued several Sessions inexactly, the lowest frame is returned."""
+    found = []
+    for start in run.starts:
+        inexact = [one for one in (start.get("continues") or {}).values() if one.get("exact") is False]
+        if inexact:
+            first = min(inexact, key=lambda one: int(one["frame"]))
+            found.append((int(first["frame"]), "; ".join(first.get("lost", ())) or "its spec was changed"))
+    return found
+
+
 def _table_differences(a: Run, b: Run) -> Iterator[TableDifference]:
     """Yield the comparison of each training or evaluation table that both runs have."""
     for index in sorted(set(a.tables("train")) & set(b.tables("train"))):
@@ -210,6 +222,10 @@ def difference_json(difference: RunDifference) -> dict[str, Any]:
         "keys": [pair._asdict() for pair in difference.keys],
         "implied": difference.implied,
         "records": [pair._asdict() for pair in difference.records],
+        "inexact_continuations": {
+            name: [{"frame": frame, "reason": reason} for frame, reason in inexact_continuations(run)]
+            for name, run in (("a", difference.a), ("b", difference.b))
+        },
         "rows_equal": difference.rows_equal,
         "tables": [_table_json(one) for one in difference.tables],
         "only": {"a": difference.only[0], "b": difference.only[1]},
@@ -257,6 +273,10 @@ def difference_text(difference: RunDifference) -> str:
     if difference.implied:
         more = f"and {difference.implied} more key{'s' * (difference.implied > 1)}"
         parts[-1] += textwrap.wrap(f"{more}, which only one run has because a component has another name", width)
+    for name, run in (("A", difference.a), ("B", difference.b)):
+        for frame, reason in inexact_continuations(run):
+            text = f"{name} was continued at frame {frame:,}, but not exactly: {reason}"
+            parts[-1] += textwrap.wrap(text, width, subsequent_indent="  ")
     unknown = [name for name, run in (("A", difference.a), ("B", difference.b)) if not _recorded_origin(run)]
     same = f"versions and machine of {' and '.join(unknown)} are not recorded" if unknown else "same versions and machine"
     parts.append(([] if unknown else _pair_lines("made with", difference.records, width)) or [same])

@@ -34,6 +34,7 @@ REMARKS = {
     ("benchmarks", "LunarLander-v3", "DDQN + PER"): "The difference is less than 0.1.",
     ("dm_control_5m", "CheetahRun-v1", "PPO"): "The published score is from 20 times as many frames.",
     ("dm_control_5m", "ReacherEasy-v1", "PPO"): "The published score is from 20 times as many frames.",
+    ("dm_control_5m", "ReacherHard-v1", "PPO"): "The published score is from 20 times as many frames.",
     ("dm_control_5m", "FingerSpin-v1", "PPO"): "The published score is from 20 times as many frames.",
     ("dm_control_5m", "WalkerWalk-v1", "PPO"): "The return of one of the four seeds stays near 570 from 1 million frames on.",
 }

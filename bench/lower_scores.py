@@ -23,13 +23,13 @@ REMARKS = {
         "100,000 frames)."
     ),
     ("benchmarks", "LunarLander-v3", "DQN"): (
-        "From about 60,000 frames on, the agents hover, and their episodes last until the time limit of 1,000 steps. Most seeds begin to "
-        "land between 100,000 and 150,000 frames, but five of the 16 seeds only after 200,000 frames. With version 0.2.0.dev0, the scores "
-        "of eight of these seeds have a mean of 223 instead of 187 ([Rainbow](learning_curves.md#rainbow)). Tried: the settings of "
-        "`ddqn_per_lunar` with uniform replay (scores 218, 235 and 230; exceptionally also with the first four seeds of the table: 249, "
-        "115, 55 and 249). Changes of these settings: rewards clipped to [-20, 100] (132 to 233), this and exploration until 100,000 "
-        "frames (93 to 236), three-step returns (98 and 124, with and without the clipping; these agents land early, but do not improve "
-        "afterwards)."
+        "From about 60,000 frames on, the agents hover, and their episodes last until the time limit of 1,000 steps. Most seeds begin "
+        "to land between 100,000 and 150,000 frames, but five of the 16 seeds only after 200,000 frames. With version 0.2.0.dev0, the "
+        "scores of eight of these seeds have a mean of 222 instead of 187 ([Rainbow](learning_curves.md#rainbow)). Tried: the settings "
+        "of `ddqn_per_lunar` with uniform replay (scores 218, 235 and 230; as an exception, the first four seeds of the table were also "
+        "tried: 249, 115, 55 and 249). Changes of these settings: rewards clipped to [-20, 100] (132 to 233), this and exploration "
+        "until 100,000 frames (93 to 236), three-step returns (98 and 124, with and without the clipping; these agents land early, but "
+        "do not improve afterwards)."
     ),
     ("benchmarks", "LunarLander-v3", "DDQN + PER"): "The difference is less than 0.1.",
     ("dm_control_5m", "CheetahRun-v1", "PPO"): "The published score is from 20 times as many frames.",

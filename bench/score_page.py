@@ -361,21 +361,27 @@ def _left(section: Section) -> str:
 def training_facts(results: Sequence[ResultRun]) -> str:
     """Return sentences about the processors, the versions of slm_lab and the training time of runs."""
     processors = [str(run.content.get("processor") or "an unknown processor") for run in results]
-    versions = [str(version) for run in results if (version := (run.content.get("versions") or {}).get("slm_lab"))]
-    with_versions = f" with slm_lab {_counted(sorted(versions))}" if versions else ""
-    hours = sum(map(_seconds, results)) / 3600
-    time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    found = [(run.content.get("versions") or {}).get("slm_lab") for run in results]
+    versions = ["other libraries" if version is None else f"slm_lab {version}" for version in found]
+    time = _duration(sum(map(_seconds, results)))
     subject = "The run was" if len(results) == 1 else f"The {len(results)} runs were"
     return (
-        f"{subject} trained on {_counted(processors)}{with_versions}; this took {time} in total. The processor was sometimes shared with "
-        "other programs."
+        f"{subject} trained in {time} in total, on {_counted(processors)}, with {_counted(sorted(versions, reverse=True))}. Other programs "
+        "may have run on the processor at the same time."
     )
 
 
 def _counted(names: Iterable[str]) -> str:
     """Return the different names, each with its number of runs if there are several."""
     counts = Counter(names)
-    return ", ".join(f"{name} ({count} {'run' if count == 1 else 'runs'})" if len(counts) > 1 else name for name, count in counts.items())
+    listed = [f"{name} ({count} {'run' if count == 1 else 'runs'})" for name, count in counts.items()] if len(counts) > 1 else [*counts]
+    return " and ".join(filter(None, [", ".join(listed[:-1]), listed[-1]]))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
 def _seconds(run: ResultRun) -> float:

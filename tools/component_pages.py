@@ -98,7 +98,7 @@ def _head(section: Section, name: str) -> Iterator[str]:
     """Yield the lines that describe a component."""
     implementation, doc = _implementation(section, name)
     yield f"# {name}"
-    # the summary of the class (its first paragraph) says the same as the docstring of the model
+    # the docstring of the model replaces the summary of the class, which is its first paragraph
     for paragraph in (inspect.getdoc(section.models[name]) or "", *re.split(r"\n\n(?=Args:|Raises )", doc)[0].split("\n\n")[1:]):
         yield from ("", " ".join(paragraph.split())) if paragraph else ()
     key = section.path.removeprefix("agent.")

@@ -191,8 +191,9 @@ def test_games_against_another_player(against: str, paths: RunPaths) -> None:
 
 def test_an_opponent_needs_an_agent(paths: RunPaths) -> None:
     """The policies outer and inner play for all agents."""
-    with pytest.raises(UserError, match=r"--against random: the policies outer, inner play for all agents.*--policy"):
-        enjoy(find_training(paths.root, None, paths.root.parent), EnjoyOptions(which="last", episodes=3, against="random"), Plan())
+    training = find_training(paths.root, None, paths.root.parent)
+    with pytest.raises(UserError, match=r"--against random: the policies outer, inner play for all agents.*add --policy NAME"):
+        enjoy(training, EnjoyOptions(which="last", episodes=3, against="random"), Plan())
 
 
 def test_policies_play_in_an_env_with_their_spaces(paths: RunPaths) -> None:

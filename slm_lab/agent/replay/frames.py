@@ -145,7 +145,7 @@ class FrameStore(ObservationStore):
         """Frame numbers of each env's next observation."""
         self.has_frames_N = np.zeros(info.num_envs, np.bool_)
         """Whether `current` contains the frame numbers of each env."""
-        self.max_lag = self._number_of_slots(0, info)
+        self.max_lag = max(self._number_of_slots(0, info), capacity // 16)
         """Number of newer frames after which the frames of an env are forgotten. The observation of this env is then stored again with its
         next transition."""
         self.arrays = {"frames": self.frames, "slot": self.slot, "oldest": self.oldest, "current": self.current, "known": self.has_frames_N}

@@ -483,9 +483,7 @@ class OnPolicyReplay(RolloutStorage):
 
 
 class OnPolicyCrossEntropy(OnPolicyReplay):
-    """Rollout storage of complete episodes. A rollout contains only the best episodes.
-
-    The best episodes are the elite samples of the cross-entropy method (Rubinstein 1999).
+    """Rollout storage of complete episodes. A rollout contains only the best episodes (cross-entropy method, Rubinstein 1999).
 
     Args: quantile: a rollout contains the episodes whose sum of training rewards is at or above the quantile `quantile` of all sums (linear
     interpolation). With quantile=1, a rollout contains all episodes.

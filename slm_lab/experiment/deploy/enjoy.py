@@ -291,11 +291,10 @@ def _check_agents(env: Env, players: Sequence[PolicyPlayer], opponent: Opponent 
     if opponent is None:
         check_agents_covered(players, env, f"policy {players[0].policy}")
     elif policy_mask(env, players).all():
-        policies = ", ".join(str(player.policy) for player in players)
-        raise UserError(
-            f"--against {opponent.name}: the policies {policies} play for all agents, so that no agent is left for the opponent; "
-            "add --policy NAME"
-        )
+        who = "policies " + ", ".join(str(player.policy) for player in players) if len(players) > 1 else "policy"
+        verb, hint = ("play", "; add --policy NAME") if len(players) > 1 else ("plays", "; remove --against")
+        message = f"the {who} {verb} for all agents of {env.name}, so that no agent is left for the opponent"
+        raise UserError(f"--against {opponent.name}: {message}{hint}")
 
 
 def _game_results(

@@ -132,8 +132,8 @@ def _recorded_origin(run: Run) -> dict[str, Any]:
 
 
 def inexact_continuations(run: Run) -> list[tuple[int, str]]:
-    """Return (frame, reason) for each start that continued a Session of the run inexactly, so that its later rows may differ from those of
-    an uninterrupted run. If a start continued several Sessions inexactly, the lowest frame is returned."""
+    """Return (frame, reason) for each start that continued a Session of the run inexactly. The later rows of the Session may differ from
+    those of an uninterrupted run. If a start continued several Sessions inexactly, the lowest frame is returned."""
     found = []
     for start in run.starts:
         inexact = [one for one in (start.get("continues") or {}).values() if one.get("exact") is False]

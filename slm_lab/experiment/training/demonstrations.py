@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from slm_lab.env.agent_spaces import image_channels
 from slm_lab.env.normalize import RewardNormalizer
-from slm_lab.env.spaces import action_codec, is_compatible_space, space_from_dict
+from slm_lab.env.spaces import action_codec, box_scale, is_compatible_space, space_from_dict
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.training.minari_data import is_minari, read_minari
 from slm_lab.lib.demonstrations import Demonstrations
@@ -150,7 +150,7 @@ def _bounds(space: spaces.Space[Any]) -> list[Any]:
         return [_bounds(inner) for inner in space.values()]
     if isinstance(space, spaces.Tuple):
         return [_bounds(inner) for inner in space]
-    return [np.asarray(bound, np.float32).tolist() for bound in (space.low, space.high)] if isinstance(space, spaces.Box) else []
+    return [bound.astype(np.float32).tolist() for bound in box_scale(space)[:2]] if isinstance(space, spaces.Box) else []
 
 
 def _spec_error(spec: Spec, message: str) -> SpecError:

@@ -338,7 +338,7 @@ class PPOSILSpec(PPOSpec, SILKeys):
 
     name: Literal["PPOSIL"]  # type: ignore[assignment]  # narrower: the tag of the union
     normalize_values: Literal[False] = False
-    """The only value is false, because self-imitation compares returns with the outputs of the critic. See normalize_v_targets."""
+    """Must be false, because self-imitation compares returns with the outputs of the critic. Use normalize_v_targets instead."""
 
 
 class EpsilonGreedySpec(AlgorithmSpec):
@@ -382,7 +382,7 @@ class PQNSpec(EpsilonGreedySpec):
 
 
 class SARSASpec(AlgorithmSpec):
-    """SARSA (Rummery & Niranjan 1994): on-policy learning of action values."""
+    """SARSA (Rummery & Niranjan 1994), which learns the action values of the acting policy, including its exploration."""
 
     class_path = "slm_lab.agent.algorithm.dqn:Sarsa"
     values = True

@@ -168,7 +168,7 @@ class OnPolicyCrossEntropySpec(RolloutMemorySpec):
 
 
 class ReplaySpec(MemorySpec, ReplayKeys):
-    """Replay buffer with uniform sampling (Lin 1992)."""
+    """Replay buffer of the newest max_size transitions, with uniform sampling (Lin 1992)."""
 
     class_path = "slm_lab.agent.replay.replay:Replay"
     name: Literal["Replay"]
@@ -178,7 +178,7 @@ class ReplaySpec(MemorySpec, ReplayKeys):
 
 
 class PrioritizedReplaySpec(MemorySpec, ReplayKeys, PriorityKeys):
-    """Replay buffer with sampling in proportion to the temporal-difference error (arXiv:1511.05952)."""
+    """Replay buffer with sampling in proportion to the temporal-difference error (arXiv:1511.05952, proportional variant)."""
 
     class_path = "slm_lab.agent.replay.replay:PrioritizedReplay"
     name: Literal["PrioritizedReplay"]

@@ -50,7 +50,8 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True, bui
 
     Args:
         algorithm_known: whether the name of the algorithm is valid. If the name was guessed, the rules of its algorithm are skipped.
-        builds_env: whether the env will be created. If False, the id and the packages of the env are not checked.
+        builds_env: whether the env will be created. If False, the id and the packages of the env are not checked, so that a trained policy
+            can be loaded. For the same reason, SIL with normalize_reward, which earlier versions accepted, is not a problem.
     """
     if algorithm_known:
         _check_algorithm(spec, report)
@@ -63,6 +64,9 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True, bui
     _check_env(spec, report)
     if builds_env:
         _check_packages(spec.env, report)
+    if builds_env and algorithm_known and spec.agent.algorithm.self_imitation and spec.env.normalize_reward:
+        why = "values are compared with returns of past episodes, whose rewards were divided by older standard deviations"
+        report.add_problem(("env", "normalize_reward"), f"must be false for {spec.agent.algorithm.name}: {why}; use env.reward_scale")
     _check_goals(spec, report)
     if algorithm_known:
         _check_demonstrations(spec, report)
@@ -157,7 +161,8 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
     if algorithm.explores and algorithm.explore_var_spec is None:
         report.add_problem((*ALGORITHM, "explore_var_spec"), f"missing; required by action_policy '{algorithm.action_policy}'", "missing")
     elif not (algorithm.explores or "explore_var_spec" in algorithm.unused_keys):
-        why = f"action_policy is '{algorithm.action_policy}'; set it to 'epsilon_greedy' or 'boltzmann'"
+        others = "'gaussian'" if type(algorithm).model_fields["action_policy"].default == "gaussian" else "'epsilon_greedy' or 'boltzmann'"
+        why = f"action_policy is '{algorithm.action_policy}'; set it to {others}"
         reject_non_defaults(algorithm, ("explore_var_spec",), ALGORITHM, why, report)
     if algorithm.action_policy == "boltzmann" and algorithm.action_pdtype == "Argmax":
         why = "has no effect: Argmax takes the best action at every temperature, as in SLM Lab; set action_pdtype to 'Categorical'"
@@ -170,9 +175,6 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
         reject_non_defaults(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
     if isinstance(algorithm, PPOSpec):
         _check_ppo(algorithm, report)
-    if algorithm.self_imitation and spec.env.normalize_reward:
-        why = f"{algorithm.name} compares values with returns of past episodes, whose rewards were divided by older standard deviations"
-        report.add_problem(("env", "normalize_reward"), f"must be false: {why}; use env.reward_scale")
 
 
 def _check_ppo(algorithm: PPOSpec, report: Report) -> None:

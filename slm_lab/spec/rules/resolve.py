@@ -106,7 +106,7 @@ def resolve_spec(spec: Spec, report: Report) -> Spec:
         _note_missing_batch_norm(agent, report)
     _resolve_memory(draft)
     _resolve_meta(draft)
-    if spec.search is not None and agent.net is not None:
+    if spec.search is not None:
         draft.set(("search",), _redirect_search(spec.search, agent.net, draft))
     return draft.spec
 
@@ -157,16 +157,18 @@ def _note_missing_batch_norm(agent: AgentSpec, report: Report) -> None:
         report.note(("agent", key), f"{missing}; set batch_norm, or use LazyBatchRenorm1d in a TorchArcNet")
 
 
-def _redirect_search(search: dict[str, Any], net: NetSpec, draft: _SpecDraft) -> dict[str, Any]:
-    """Return the search section without search keys of optimizer specs that are not used.
+def _redirect_search(search: dict[str, Any], net: NetSpec | None, draft: _SpecDraft) -> dict[str, Any]:
+    """Return the search section without search keys of optimizer specs that are not used, and of keys without effect in the algorithm.
 
     If the actor's optimizer spec has replaced the common optimizer spec, search keys of the actor's optimizer spec are changed to search
     keys of the common optimizer spec. All other search keys of optimizer specs that are not used are removed, with a note.
     """
     resolved = draft.spec.agent.net
     moved: dict[KeyPath, KeyPath | None] = {}
+    if not _is_searched(draft.spec, _NAME):
+        moved |= {(*ALGORITHM, key): None for key in draft.spec.agent.algorithm.unused_keys}
     for key in SEPARATE:
-        if getattr(net, key) is not None and getattr(resolved, key) is None:
+        if net is not None and getattr(net, key) is not None and getattr(resolved, key) is None:
             common = key.removeprefix("actor_")
             moved_to_common = common != key and getattr(resolved, common) == getattr(net, key)
             moved[(*NET, key)] = (*NET, common) if moved_to_common else None

@@ -307,7 +307,6 @@ def test_sessions_share_rate_and_moments() -> None:
         ({"adaptive_lr": {"min_lr": 0.1}}, "agent.algorithm.adaptive_lr.min_lr"),
         ({"normalize_values": True, "symlog": True}, "agent.algorithm.symlog"),
         ({"normalize_values": True, "normalize_v_targets": True}, "agent.algorithm.normalize_v_targets"),
-        ({"name": "PPOSIL", "normalize_values": True}, "agent.algorithm.normalize_values"),
     ],
     ids=str,
 )

@@ -655,7 +655,7 @@ def test_crossq_has_no_target_net_and_values_both_states_alike() -> None:
         (DISCRETE, {"entropy_anneal": -0.5}, ["agent.algorithm.entropy_anneal", "-0.5", "true"]),
         (CONTINUOUS, {"spectral_norm": True, "net": {**MLP, "hid_layers": []}}, ["agent.algorithm.spectral_norm", "hidden layer"]),
         (DISCRETE, {"action_pdtype": "Normal"}, ["agent.algorithm.action_pdtype", "Normal", "Categorical, GumbelSoftmax"]),
-        (CONTINUOUS, {"action_pdtype": "Beta"}, ["agent.algorithm.action_pdtype", "Beta", "default, Normal"]),
+        (CONTINUOUS, {"action_pdtype": "Categorical"}, ["agent.algorithm.action_pdtype", "Categorical", "default, Normal"]),
     ],
 )
 def test_what_does_not_fit_is_refused(action: ActionSpace, kwargs: dict[str, Any], words: list[str]) -> None:

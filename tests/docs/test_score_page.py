@@ -21,10 +21,12 @@ from bench.score_page import (
     seconds_to,
     section_text,
     tables_text,
+    training_facts,
     write_figures,
 )
 from bench.studies import DOCS, STUDIES, TABLES, Kept, study_of
 from slm_lab.experiment.report.baseline import SHIPPED
+from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.load.study_file import settings_that_affect_results
 from tests.docs.results import write
@@ -80,7 +82,24 @@ def test_the_row_of_an_agent_has_score_interval_published_score_and_seconds(fold
     assert row["SLM Lab v5"] == "1654 ≥"
     assert row["seconds to the score of SLM Lab v5"] == "30"  # both seeds reach it in their second row, after 20 s and 40 s
     assert '<a id="mujoco-hopper-v5"></a>' in text
-    assert "The 2 runs were trained on a processor; this took" in text
+    assert "The 2 runs were trained in 2 seconds in total, on a processor, with" in text
+
+
+def test_the_facts_of_a_training(tmp_path: Path) -> None:
+    run = study_of("mujoco").runs[0]
+
+    def facts(*contents: tuple[str, str | None, float]) -> str:
+        files = []
+        for index, (processor, version, seconds) in enumerate(contents):
+            versions = {} if version is None else {"slm_lab": version}
+            files.append(write(tmp_path / str(index), run, curve(1.0), processor=processor, versions=versions, seconds=seconds))
+        return training_facts([ResultRun(file) for file in files])
+
+    assert facts(("Zen", "0.2", 9.0)).startswith("The run was trained in 9 seconds in total, on Zen, with slm_lab 0.2.")
+    assert facts(("Zen", "0.2", 600.0), ("Zen", "0.1", 600.0), ("Xeon", None, 12_000.0)).startswith(
+        "The 3 runs were trained in 3.7 hours in total, on Zen (2 runs) and Xeon (1 run), with slm_lab 0.2 (1 run), slm_lab 0.1 (1 run) "
+        "and other libraries (1 run)."
+    )
 
 
 def test_the_score_of_another_library_is_subtracted_from_that_of_slm_lab(folder: Path) -> None:

@@ -200,6 +200,23 @@ def test_old_words_for_activations_are_settled_in_both_nets(specs: Specs) -> Non
     assert [found.hid_layers_activation for found in (agent.net, agent.critic_net)] == ["LeakyReLU"] * 2  # type: ignore[union-attr]
 
 
+def test_soft_actor_critic_ignores_exploration_variables_and_searches_of_them(specs: Specs) -> None:
+    """A search below a key that is ignored would leave trials with an incomplete schedule."""
+    explore = {"agent.algorithm.explore_var_spec": CONSTANT}
+    assert specs.load(SAC | explore).agent.algorithm.explore_var_spec is None
+    assert specs.notices() == ["agent.algorithm.explore_var_spec"]
+    algorithm = {"explore_var_spec": {"start_val__uniform": [0.1, 0.2]}, "gamma__uniform": [0.9, 0.99]}
+    searched = specs.load(SAC | explore | {"search": {"agent": {"algorithm": algorithm}}}).search
+    assert searched == {"agent.algorithm.gamma__uniform": [0.9, 0.99]}
+
+
+def test_a_policy_of_self_imitation_with_normalised_rewards_can_be_loaded(specs: Specs) -> None:
+    """Earlier versions trained such policies; a new training is refused."""
+    file = specs.file({"sil": changed(PPO, SIL | {"env.normalize_reward": True})})
+    assert load_spec(file, "sil", builds_env=False).env.normalize_reward
+    assert specs.found(load_spec, file, "sil") == ["env.normalize_reward"]
+
+
 def test_keys_of_self_imitation_are_kept_for_it(specs: Specs) -> None:
     spec = specs.load(SIL | {"agent.memory.sil_replay_name": "SILReplay", "agent.memory.batch_size": 8})
     assert spec.agent.memory.sil_replay.model_dump() == {

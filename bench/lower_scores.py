@@ -36,6 +36,10 @@ REMARKS = {
     ("dm_control_5m", "ReacherEasy-v1", "PPO"): "The published score is from 20 times as many frames.",
     ("dm_control_5m", "ReacherHard-v1", "PPO"): "The published score is from 20 times as many frames.",
     ("dm_control_5m", "FingerSpin-v1", "PPO"): "The published score is from 20 times as many frames.",
+    ("dm_control_5m", "CartpoleBalanceSparse-v1", "PPO"): "Three of the four seeds have the highest possible return, 1,000.",
+    ("dm_control_5m", "CartpoleSwingupSparse-v1", "PPO"): (
+        "There is no reward until the pole is upright at the centre. Two of the four seeds never receive a reward, and one seed only late."
+    ),
     ("dm_control_5m", "WalkerWalk-v1", "PPO"): "The return of one of the four seeds stays near 570 from 1 million frames on.",
 }
 """(study, env, algorithm) → what is known about the cause of a low score, and what was tried."""

@@ -364,10 +364,10 @@ def training_facts(results: Sequence[ResultRun]) -> str:
     found = [(run.content.get("versions") or {}).get("slm_lab") for run in results]
     versions = ["other libraries" if version is None else f"slm_lab {version}" for version in found]
     time = _duration(sum(map(_seconds, results)))
-    subject = "The run was" if len(results) == 1 else f"The {len(results)} runs were"
+    subject = "this run" if len(results) == 1 else f"these {len(results)} runs"
     return (
-        f"{subject} trained in {time} in total, on {_counted(processors)}, with {_counted(sorted(versions, reverse=True))}. Other programs "
-        "may have run on the processor at the same time."
+        f"Training {subject} took {time}, on {_counted(processors)}, with {_counted(sorted(versions))}. Other programs may have used the "
+        "processor at the same time."
     )
 
 

@@ -476,9 +476,9 @@ def _short(value: Any) -> Any:
 
 
 def example(section: Section, key: str) -> Any:
-    """Return an example value of a key.
+    """Return an example of a value for a key.
 
-    The example is the first of these values that exists: the example in the key's model, if the section has only this model; the value in
+    The first of these values that exists is returned: the example in the key's model, if the section has only this model; the value in
     EXAMPLES; the most frequent non-default value in the shipped specs; the default.
     """
     if len(section.models) == 1 and (examples := next(iter(section.models.values())).model_fields[key].examples):

@@ -338,8 +338,9 @@ _OPTIONS = (
         "--policy",
         "NAME",
         {
-            "enjoy": "policy of agent.policies (default: all policies); --against plays for agents of other policies",
-            "export": "policy of agent.policies",
+            "enjoy": "name of a policy in agent.policies (default: all policies play); with --against, the opponent plays for the agents "
+            "of the other policies",
+            "export": "name of a policy in agent.policies",
         },
     ),
     _Option("--deterministic", "", {"enjoy": "take the mode of the action distribution instead of a sample"}),
@@ -431,7 +432,8 @@ def _usages(word: str | None) -> list[str]:
         return [command.usage for command in COMMANDS.values()]
     if word in COMMANDS:
         return [COMMANDS[word].usage]
-    return [f"{'[FILE NAME]' if 'may be left out' in text else 'FILE NAME'} {form} [options]" for form, text in _FORMS[word].items()]
+    # a run, search or model is continued or played with its saved spec, but a study is continued with FILE
+    return [f"{'[FILE NAME]' if '@' in form and word != 'study' else 'FILE NAME'} {form} [options]" for form in _FORMS[word]]
 
 
 def _wrap_usage(form: str) -> str:

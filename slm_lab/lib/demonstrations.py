@@ -110,7 +110,7 @@ class EpisodeRecorder:
     def __init__(self, num_envs: int, action: ActionSpace) -> None:
         continuous = action.parts[-1]
         self.clipped = continuous.dim if continuous.kind == "continuous" and continuous.bounded else 0
-        """Number of components of an action, from the last component on, that are clipped."""
+        """Number of components at the end of an action that are clipped."""
         self.episodes: list[list[RecordedStep]] = []
         self._open: list[list[RecordedStep]] = [[] for _ in range(num_envs)]
 

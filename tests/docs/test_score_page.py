@@ -82,7 +82,7 @@ def test_the_row_of_an_agent_has_score_interval_published_score_and_seconds(fold
     assert row["SLM Lab v5"] == "1654 ≥"
     assert row["seconds to the score of SLM Lab v5"] == "30"  # both seeds reach it in their second row, after 20 s and 40 s
     assert '<a id="mujoco-hopper-v5"></a>' in text
-    assert "The 2 runs were trained in 2 seconds in total, on a processor, with" in text
+    assert "Training these 2 runs took 2 seconds, on a processor, with" in text
 
 
 def test_the_facts_of_a_training(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_the_facts_of_a_training(tmp_path: Path) -> None:
             files.append(write(tmp_path / str(index), run, curve(1.0), processor=processor, versions=versions, seconds=seconds))
         return training_facts([ResultRun(file) for file in files])
 
-    assert facts(("Zen", "0.2", 9.0)).startswith("The run was trained in 9 seconds in total, on Zen, with slm_lab 0.2.")
+    assert facts(("Zen", "0.2", 9.0)).startswith("Training this run took 9 seconds, on Zen, with slm_lab 0.2.")
     assert facts(("Zen", "0.2", 600.0), ("Zen", "0.1", 600.0), ("Xeon", None, 12_000.0)).startswith(
-        "The 3 runs were trained in 3.7 hours in total, on Zen (2 runs) and Xeon (1 run), with slm_lab 0.2 (1 run), slm_lab 0.1 (1 run) "
-        "and other libraries (1 run)."
+        "Training these 3 runs took 3.7 hours, on Zen (2 runs) and Xeon (1 run), with other libraries (1 run), slm_lab 0.1 (1 run) and "
+        "slm_lab 0.2 (1 run)."
     )
 
 

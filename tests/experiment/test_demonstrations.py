@@ -16,7 +16,7 @@ import slm_lab
 from slm_lab.cli import main
 from slm_lab.env.spaces import space_to_dict
 from slm_lab.experiment.session.resume import find_run, read_run
-from slm_lab.experiment.training.demonstrations import load_demonstrations, read, write
+from slm_lab.experiment.training.demonstrations import _compatible_actions, load_demonstrations, read, write
 from slm_lab.experiment.training.minari_data import encode_actions
 from slm_lab.lib.demonstrations import Demonstrations, EpisodeRecorder
 from slm_lab.lib.records import ActionSpace, VecStep
@@ -135,6 +135,13 @@ def test_other_bounds_of_actions_are_refused(inside: bool, tmp_path: Path) -> No
     write(file, data, {"env": "Pendulum-v1", "spaces": info.spaces | {"action": space_to_dict(wide)}})
     with pytest.raises(SpecError, match=r"has actions .*4\.0.*; those of Pendulum-v1 are .*2\.0"):
         load_demonstrations(spec, info)
+
+
+def test_bounds_that_count_as_infinite_are_equal() -> None:
+    """Actions are not scaled to bounds beyond ±1e30."""
+    spaces = [gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(-high, high, (1,))]) for high in (3e38, np.inf, 2.0)]
+    assert _compatible_actions(spaces[0], spaces[1])
+    assert not _compatible_actions(spaces[0], spaces[2])
 
 
 def test_recorded_actions_with_bounds_are_clipped() -> None:

@@ -6,7 +6,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,14 +17,16 @@ from slm_lab import load_agent, load_spec
 from slm_lab.env.agent_spaces import agent_spaces
 from slm_lab.env.board_players import OnePlyConnectFour
 from slm_lab.env.boards import BOARD_GAMES
-from slm_lab.experiment.deploy.enjoy import EnjoyOptions, EnjoyResult, enjoy, format_summary
+from slm_lab.env.vec import Env
+from slm_lab.experiment.deploy.enjoy import EnjoyOptions, EnjoyResult, _check_agents, enjoy, format_summary
 from slm_lab.experiment.deploy.human import play_human
+from slm_lab.experiment.deploy.players import Opponent, PolicyPlayer
 from slm_lab.experiment.deploy.register import export
 from slm_lab.experiment.files.find import TrainingChoice, find_training
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.training.self_play import team_score
-from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
 from slm_lab.spec.models.env import EnvSpec
 from tests.experiment.small_runs import ROLLOUT
 from tests.experiment.test_agents import BATCH, PLAIN, duel, two_policies
@@ -118,6 +121,14 @@ def test_a_perfect_player_never_loses(tictactoe: RunPaths) -> None:
 def test_what_cannot_be_played(request: pytest.FixtureRequest, run: str, policy: str | None, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message.replace("?", r"\?")):
         played(request.getfixturevalue(run), policy, **options)
+
+
+def test_an_opponent_of_the_only_agent_is_refused() -> None:
+    """No other policy could be chosen with --policy."""
+    info = EnvInfo(1, ObservationSpace((2,)), ActionSpace("discrete", (2,)), agents=("alone",))
+    env, player, opponent = SimpleNamespace(info=info, name="Alone"), SimpleNamespace(agents=None, policy=None), Opponent("random")
+    with pytest.raises(UserError, match=r"the policy plays for all agents of Alone.*remove --against"):
+        _check_agents(cast(Env, env), [cast(PolicyPlayer, player)], opponent, EnjoyOptions())
 
 
 def test_a_policy_is_loaded_by_its_name(policies: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,10 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         ),
         (SAC | {"agent.algorithm.action_policy": "boltzmann"}, "agent.algorithm.action_policy"),
         (DQN | {"agent.algorithm.action_policy": "boltzmann"}, "agent.algorithm.explore_var_spec (missing)"),
+        (
+            SAC | {"agent.algorithm": {"name": "TD3", "action_policy": "random", "explore_var_spec": {**CONSTANT, "start_val": 0.3}}},
+            "agent.algorithm.explore_var_spec",
+        ),
         (SAC | {"agent.algorithm.log_alpha_min": 3}, "agent.algorithm.log_alpha_min"),
         (SAC | {"agent.algorithm.fixed_alpha": 0}, "agent.algorithm.fixed_alpha"),
         (SAC | {"agent.algorithm.initial_alpha": 0.001}, "agent.algorithm.initial_alpha"),

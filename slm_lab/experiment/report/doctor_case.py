@@ -160,6 +160,10 @@ class DiagnosedRun:
             raise NotApplicable(f"the spec has no {path}")
         return path, value
 
+    def require_training_envs(self) -> None:
+        """Raise NotApplicable for offline algorithms, which do not step an env during training."""
+        require_applicable(not self.algorithm.offline, "the algorithm does not step an env during training")
+
     def require_raw_rewards(self) -> None:
         """Raise NotApplicable unless the agent learns from the rewards of the env, possibly multiplied by env.reward_scale."""
         changed = self.setting("env.normalize_reward") or self.setting("env.clip_reward") or self.setting("env.reward_scale") == "sign"
@@ -343,7 +347,7 @@ class Session:
         If a replay buffer stores the steps, the observations and rewards are not normalised. Raises NotMeasured if the checkpoint has no
         observations, because the envs cannot be saved or rollout workers step the envs.
         """
-        require_applicable(not self.case.algorithm.offline, "the algorithm does not step envs in training")
+        self.case.require_training_envs()
         checkpoint = self.checkpoint
         with _checkpoint_errors_as_missing("observations (the envs cannot be saved)"):
             if "resumes" in checkpoint["source"]:

@@ -391,7 +391,7 @@ def episodes(session: Session) -> Finding | None:
     Henderson et al., 2018 (arXiv:1709.06560), and Agarwal et al., 2021 (arXiv:2108.13264), describe the uncertainty of estimates from few
     samples.
     """
-    require_applicable(not session.case.algorithm.offline, "the algorithm does not step envs in training")
+    session.case.require_training_envs()
     count = session.episodes
     if count >= MIN_EPISODES:
         return None

@@ -1,8 +1,8 @@
-"""Which trainings cannot be repeated exactly."""
+"""Which trainings and continuations cannot be repeated exactly."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -26,3 +26,23 @@ def nondeterminism_reason(keys: Mapping[str, Any], *, of_search: bool = False, d
     if of_search and keys.get("meta.search_algorithm") == "pbt":
         return "trials of population-based training take over weights of other trials (meta.search_algorithm)"
     return None
+
+
+def inexact_continuations(starts: Sequence[Mapping[str, Any]], session: int | None = None) -> list[tuple[int, str]]:
+    """Return (frame, reason) for each start of a run that continued a Session inexactly. The later rows of the Session may differ from
+    those of an uninterrupted run.
+
+    If a start continued several Sessions inexactly, the result contains the one with the lowest frame.
+
+    Args: starts: the entries of meta.run in the saved spec, one for each start of the run. session: index of the only Session to consider,
+    or None for all Sessions.
+    """
+    found = []
+    for start in starts:
+        continued = start.get("continues") or {}
+        of_sessions = continued.values() if session is None else [continued.get(str(session), {})]
+        inexact = [one for one in of_sessions if one.get("exact") is False]
+        if inexact:
+            first = min(inexact, key=lambda one: int(one["frame"]))
+            found.append((int(first["frame"]), "; ".join(first.get("lost", ())) or "its spec was changed"))
+    return found

@@ -18,6 +18,7 @@ from slm_lab.experiment.files.named_model import ModelPaths
 from slm_lab.experiment.report.compare import differing_keys
 from slm_lab.experiment.report.compare_report import estimate_text, number_text
 from slm_lab.experiment.report.metrics import Estimate, estimate_difference, estimate_mean
+from slm_lab.experiment.report.nondeterminism import inexact_continuations
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
 from slm_lab.experiment.report.run import Run, read_columns
@@ -131,18 +132,6 @@ def _recorded_origin(run: Run) -> dict[str, Any]:
     return dict(flatten_leaves({key: start[key] for key in _RECORDS if start.get(key) is not None}))
 
 
-def inexact_continuations(run: Run) -> list[tuple[int, str]]:
-    """Return (frame, reason) for each start that continued a Session of the run inexactly. The later rows of the Session may differ from
-    those of an uninterrupted run. If a start continued several Sessions inexactly, the lowest frame is returned."""
-    found = []
-    for start in run.starts:
-        inexact = [one for one in (start.get("continues") or {}).values() if one.get("exact") is False]
-        if inexact:
-            first = min(inexact, key=lambda one: int(one["frame"]))
-            found.append((int(first["frame"]), "; ".join(first.get("lost", ())) or "its spec was changed"))
-    return found
-
-
 def _table_differences(a: Run, b: Run) -> Iterator[TableDifference]:
     """Yield the comparison of each training or evaluation table that both runs have."""
     for index in sorted(set(a.tables("train")) & set(b.tables("train"))):
@@ -223,7 +212,7 @@ def difference_json(difference: RunDifference) -> dict[str, Any]:
         "implied": difference.implied,
         "records": [pair._asdict() for pair in difference.records],
         "inexact_continuations": {
-            name: [{"frame": frame, "reason": reason} for frame, reason in inexact_continuations(run)]
+            name: [{"frame": frame, "reason": reason} for frame, reason in inexact_continuations(run.starts)]
             for name, run in (("a", difference.a), ("b", difference.b))
         },
         "rows_equal": difference.rows_equal,
@@ -274,7 +263,7 @@ def difference_text(difference: RunDifference) -> str:
         more = f"and {difference.implied} more key{'s' * (difference.implied > 1)}"
         parts[-1] += textwrap.wrap(f"{more}, which only one run has because a component has another name", width)
     for name, run in (("A", difference.a), ("B", difference.b)):
-        for frame, reason in inexact_continuations(run):
+        for frame, reason in inexact_continuations(run.starts):
             text = f"{name} was continued at frame {frame:,}, but not exactly: {reason}"
             parts[-1] += textwrap.wrap(text, width, subsequent_indent="  ")
     unknown = [name for name, run in (("A", difference.a), ("B", difference.b)) if not _recorded_origin(run)]

@@ -330,8 +330,8 @@ class _RunPlanner:
         return path, raw
 
     def _collect_set_values(self, index: int, env: StudyEnv | None) -> dict[str, Any] | None:
-        """Return the values in the keys `set` of the study, the env and the entry with this index, as a dict from paths and variables to
-        values.
+        """Return a dict {path or variable: value} with the values in the keys `set` of the study, of the env, and of the entry with this
+        index.
 
         If a key `set` is invalid, add a problem to the report and return None.
         """

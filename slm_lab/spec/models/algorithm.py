@@ -41,7 +41,8 @@ ActionPdtype = Literal[
 ActionPolicy = Literal["default", "random", "epsilon_greedy", "boltzmann"]
 Exploration = Literal["gaussian", "random"]
 """Names of the action policies of deterministic actors."""
-
+EXPLORING = ("epsilon_greedy", "boltzmann", "gaussian")
+"""Names of the action policies that use the exploration variable."""
 
 StandardizeAdvantages = Literal["standardize"] | Flag
 ROLLOUT_MEMORIES = ("OnPolicyBatchReplay", "OnPolicyReplay", "OnPolicyCrossEntropy")
@@ -95,7 +96,9 @@ class AlgorithmSpec(Component):
     """Probability distribution of actions. The default distribution depends on the action space: Categorical, MultiCategorical, Bernoulli
     or Normal. NormalTanh is a Normal distribution whose samples pass through tanh, and the policy learns from the samples before tanh."""
     action_policy: ActionPolicy = "default"
-    """How to choose an action from the action distribution. With "default", the action is sampled from the distribution."""
+    """How actions are chosen. "default" samples from the action distribution, and "random" chooses all actions with equal probability.
+    "epsilon_greedy" chooses a random action with probability ε, and otherwise the most probable action. "boltzmann" divides the logits of
+    the distribution by τ before it samples."""
     gamma: Fraction = 0.99
     """Discount factor γ."""
     explore_var_spec: Schedule | None = None
@@ -120,7 +123,7 @@ class AlgorithmSpec(Component):
     @property
     def explores(self) -> bool:
         """Return whether actions depend on the exploration variable, whose schedule is explore_var_spec."""
-        return self.action_policy in ("epsilon_greedy", "boltzmann", "gaussian")
+        return self.action_policy in EXPLORING
 
     @property
     def uses_loss_spec(self) -> bool:
@@ -351,7 +354,9 @@ class EpsilonGreedySpec(AlgorithmSpec):
     """Probability distribution of actions, which is computed from the action values. The default distribution is Argmax or, with
     action_policy boltzmann, Categorical."""
     action_policy: ActionPolicy = "epsilon_greedy"
-    """How to choose an action from the action distribution. With "default", the action is sampled from the distribution."""
+    """How actions are chosen. "default" samples from the action distribution, and "random" chooses all actions with equal probability.
+    "epsilon_greedy" chooses a random action with probability ε, and otherwise the most probable action. "boltzmann" divides the logits of
+    the distribution by τ before it samples."""
     explore_var_spec: Schedule | None = None
     """Schedule, over frames, of ε (for epsilon_greedy) or τ (for boltzmann). The default schedule of ε decreases from 1 to 0.05 over the
     first tenth of env.max_frame or, with a noisy net, is constantly 0."""
@@ -593,8 +598,7 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     "Categorical" and "GumbelSoftmax" all mean Categorical; with continuous actions, "default" and "Normal" mean the tanh of a Normal
     distribution."""
     action_policy: Literal["default", "random"] = "default"
-    """How to choose an action from the action distribution. With "default", the action is sampled from the distribution. With "random",
-    actions are uniformly random."""
+    """How actions are chosen. "default" samples from the action distribution, and "random" chooses all actions with equal probability."""
     critic_reduction: Literal["min", "mean"] | None = None
     """How to combine the values of the two critics. "min" (arXiv:1802.09477, equation 10) underestimates rare actions, and "mean" (double
     average Q-learning, arXiv:2209.10081, without its clip) does not. The default is "mean" for discrete actions and "min" for continuous

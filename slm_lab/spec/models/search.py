@@ -143,7 +143,7 @@ class SearchKey:
 
 
 def _fraction_near(value: float, width: float) -> float:
-    """Return a number near `value` that is not a whole number, because fractions are invalid for integer keys.
+    """Return a number near `value` that is not a whole number. Validating it shows whether the key accepts fractions.
 
     Args: width: distance over which the values of the distribution vary. If it is below 1, the result may be a whole number.
     """

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 from slm_lab.spec.compat import env_ids
 from slm_lab.spec.compat.migrate import OTHER_NAMES
 from slm_lab.spec.models.algorithm import (
     ALGORITHMS,
     EPOCHS,
+    EXPLORING,
     AlgorithmSpec,
     C51Spec,
     DistributionalSACSpec,
@@ -161,7 +162,8 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
     if algorithm.explores and algorithm.explore_var_spec is None:
         report.add_problem((*ALGORITHM, "explore_var_spec"), f"missing; required by action_policy '{algorithm.action_policy}'", "missing")
     elif not (algorithm.explores or "explore_var_spec" in algorithm.unused_keys):
-        others = "'gaussian'" if type(algorithm).model_fields["action_policy"].default == "gaussian" else "'epsilon_greedy' or 'boltzmann'"
+        policies = get_args(type(algorithm).model_fields["action_policy"].annotation)
+        others = " or ".join(f"'{name}'" for name in policies if name in EXPLORING)
         why = f"action_policy is '{algorithm.action_policy}'; set it to {others}"
         reject_non_defaults(algorithm, ("explore_var_spec",), ALGORITHM, why, report)
     if algorithm.action_policy == "boltzmann" and algorithm.action_pdtype == "Argmax":

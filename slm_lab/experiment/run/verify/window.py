@@ -16,6 +16,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import Table
+from slm_lab.experiment.report.nondeterminism import inexact_continuations
 from slm_lab.experiment.report.progress import format_duration
 
 LIMIT_SECONDS = 600.0
@@ -110,12 +111,8 @@ def last_inexact_continuation(starts: Sequence[dict[str, Any]], session: int) ->
 
     Args: starts: the entries of meta.run in the saved spec, one for each start of the run.
     """
-    frame, why = 0, ""
-    for start in starts:
-        continued = (start.get("continues") or {}).get(str(session), {})
-        if continued.get("exact") is False:
-            frame, why = int(continued["frame"]), "; ".join(continued.get("lost", ())) or "its spec was changed"
-    return frame, why
+    found = inexact_continuations(starts, session)
+    return found[-1] if found else (0, "")
 
 
 def choose_window(

@@ -40,8 +40,8 @@ class RowBuilder:
         self.frame = 0
         """Frame of the last row that was built."""
         self.timed_frame, self.timed_wall_t = 0, 0.0
-        """Frame and wall time from which the next row computes the speed: those of the last row or, if the row history was restored from a
-        file, those of the restoration, because part of the time since the last row may be unknown."""
+        """Frame and wall time from which the speed in the next row is computed. They are those of the last row or, after the row history
+        was restored from a file, those of the restoration, because the training time before the restoration may be unknown."""
 
     def row(self, total_reward: float | None, epi_new: int, return_new: float | None, current: CurrentReturn | None) -> RowValues:
         """Build a row at the current frame of the clock. Columns with values from updates, such as loss, are None in the returned row.

@@ -503,6 +503,20 @@ def test_an_absent_agent_does_not_empty_the_ring() -> None:
     assert min(sizes[200:]) > 190
 
 
+def test_an_agent_that_acts_rarely_needs_one_frame_per_transition() -> None:
+    """If the agent's frames were forgotten between its transitions, each observation would be stored again as a whole stack."""
+    env_info = EnvInfo(2, ObservationSpace((4, 4, 4), "uint8", stack=4), ActionSpace("discrete", (3,)), agents=("a", "b"))
+    memory = build(env_info, max_size=2000)
+    obs, first, ended = np.zeros((2, 4, 4, 4), np.uint8), np.ones(2, np.bool_), np.zeros(2, np.bool_)
+    for t in range(4000):
+        valid = np.array([True, t % 8 == 0])
+        new = np.where(valid[:, None, None, None], np.concatenate([obs[:, 1:], np.full((2, 1, 4, 4), t % 251, np.uint8)], axis=1), obs)
+        step = VecStep(np.zeros(2, np.float32), ended, ended, new, new, ended, valid, [])
+        memory.add(obs, first, None, ActOut(np.zeros(2, np.int64), np.zeros(2, np.float32)), step)
+        obs, first = new, ended
+    assert memory.size == 2000
+
+
 def test_long_episodes_fill_the_ring() -> None:
     """The store has room for the first frames of an episode every 64 steps. With longer episodes no frame is lost."""
     env_info = images(2)

@@ -140,6 +140,9 @@ def _show_differences(request: Request, paths: RunPaths) -> None:
         return
     (saved,) = load_with_notices(paths.spec, paths.spec_name, for_search=False).specs  # the continued run logs the notices of this spec
     for path, (in_file, in_run) in changed_keys(given[0], saved).items():
+        determined = path in ("meta.log_frequency", "meta.eval_episodes") or (given[0].lacks_net and path.startswith("agent."))
+        if in_file is None and determined:
+            continue  # the file leaves the value to the run, see dump_spec
         notice(f"{path}: {in_file} in {file}, {in_run} in the saved spec; the saved spec is used")
 
 

@@ -345,6 +345,8 @@ def test_an_error_that_explains_itself_needs_no_traceback() -> None:
     assert describe_failure(UserCodeBlocked("the env's close() did not return")) == "the env's close() did not return"
     assert describe_failure(WorkerFailed("worker 1 raised")) == "worker 1 raised"
     assert describe_failure(OSError(errno.ENOSPC, "No space")) == "the disk of the data folder is full (No space)"
+    limited = describe_failure(OSError(errno.EFBIG, "File too large"))
+    assert limited == "a file exceeds the limit on the size of files, see `ulimit -f` (File too large)"
     assert describe_failure(ValueError("else")).startswith(("Traceback", "ValueError"))
 
 

@@ -417,6 +417,21 @@ def test_a_finished_run_is_extended(project: Project) -> None:
     assert "env.max_frame: 2400 → 1200" in project.run("train@latest", "--set", "env.max_frame=1200", code=2)
 
 
+def test_keys_that_a_spec_leaves_to_the_run_are_no_differences(project: Project) -> None:
+    """A spec without a net and without log_frequency is compared with its saved spec, which contains both."""
+    body = {
+        "agent": {"algorithm": {"name": "Reinforce"}},
+        "env": {"name": "CartPole-v1", "max_frame": 200},
+        "meta": {"random_seed": 3},
+    }
+    project.train(body)
+    text = project.run("spec.json", "small", "train@latest", "--set", "env.max_frame=300")
+    assert "the saved spec is used" not in text
+    project.write(body | {"meta": {"random_seed": 4}})
+    text = project.run("spec.json", "small", "train@latest", "--set", "env.max_frame=400")
+    assert [line.split(":")[0] for line in text.splitlines() if "the saved spec is used" in line] == ["env.max_frame", "meta.random_seed"]
+
+
 @pytest.mark.slow
 def test_seeds_are_added(project: Project) -> None:
     """The files of finished Sessions do not change; a new Session is the same as in a run that had it from the beginning."""

@@ -15,6 +15,13 @@ SYNCED = {
     "agent.algorithm.time_horizon": 1,
     "agent.net.optim_spec": {"name": "GlobalAdam"},
 }
+SEPARATE = {
+    "agent.net.shared": False,
+    "agent.net.use_same_optim": False,
+    "agent.net.optim_spec": {"name": "Adam"},
+    "agent.net.actor_optim_spec": {"name": "GlobalAdam"},
+    "agent.net.critic_optim_spec": {"name": "GlobalRMSprop"},
+}
 
 
 @pytest.mark.parametrize("value", ["sync", True])
@@ -31,6 +38,8 @@ def test_other_values_are_refused_with_the_nearest(specs: Specs, value: Any) -> 
         (SYNCED | {"agent.net.optim_spec": {"name": "Adam"}}, "agent.net.optim_spec"),
         (SYNCED | {"agent.net.optim_spec": {"name": "RMSprop"}}, "agent.net.optim_spec"),
         ({"agent.net.optim_spec": {"name": "GlobalRMSprop"}}, "agent.net.optim_spec"),
+        (SYNCED | SEPARATE, None),  # the default of optim_spec, Adam, is not used
+        (SYNCED | SEPARATE | {"agent.net.critic_optim_spec": {"name": "Adam"}}, "agent.net.critic_optim_spec"),
     ],
 )
 def test_notices(specs: Specs, changes: dict[str, Any], notice: str | None) -> None:

@@ -19,7 +19,7 @@ from slm_lab.experiment.files.sink import is_damaged
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.load.files import is_single_spec, spec_names
-from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.load.loader import dump_spec, load_spec, load_with_notices, log_notices
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import diff, flatten_leaves
 
@@ -100,10 +100,14 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     if trial is None and paths.has_several_trials:
         raise UserError(f"{paths.root} contains the trials of a search; continue it with search@{paths.root.name}")
     file = paths.spec if trial is None else paths.trial_spec(trial)
-    saved = load_spec(file, name, for_search=False)
-    spec = load_spec(file, name, sets, for_search=False) if sets else saved
-    if longer := _schedule_overrides(saved, spec):
-        spec = load_spec(file, name, [*longer, *sets], for_search=False)  # the last value of a key applies, so `sets` take precedence
+    loaded = load_with_notices(file, name, for_search=False)
+    (saved,) = loaded.specs
+    if sets:
+        loaded = load_with_notices(file, name, sets, for_search=False)
+        if longer := _schedule_overrides(saved, loaded.specs[0]):  # the last value of a key applies, so `sets` take precedence
+            loaded = load_with_notices(file, name, [*longer, *sets], for_search=False)
+    (spec,) = loaded.specs
+    log_notices(loaded.notes)
     history = read_start_history(file)
     if history and history[0].get("mode") == "dev":
         raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train its spec with: {paths.spec} {name} train")

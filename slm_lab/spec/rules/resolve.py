@@ -131,11 +131,12 @@ def _resolve_meta(draft: _SpecDraft) -> None:
 
 def _note_global_optimizers(net: NetSpec, location: KeyPath, distributed: bool, report: Report) -> None:
     """Add a note for each Global optimizer (such as GlobalAdam) without distributed training, and for each other optimizer with distributed
-    training.
+    training. There is no note on optim_spec if other keys replace it for both actor and critic.
 
     In distributed training, all Sessions (training processes) share the statistics of a Global optimizer.
     """
-    for key in OPTIMIZER_KEYS:
+    replaced = net.actor_optim_spec is not None and (net.use_same_optim or net.critic_optim_spec is not None)
+    for key in OPTIMIZER_KEYS[1:] if replaced else OPTIMIZER_KEYS:
         optim = getattr(net, key)
         if optim is None or optim.name.startswith("Global") == distributed:
             continue

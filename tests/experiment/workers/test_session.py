@@ -20,6 +20,7 @@ from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.hindsight import HindsightReplay
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.torch_settings import onednn_min_size
+from slm_lab.env.normalize import Moments
 from slm_lab.experiment.collect.workers import shared
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, acting_state_size, check_memory
 from slm_lab.experiment.collect.workers.worker import RolloutWorker
@@ -159,6 +160,26 @@ def test_statistics_are_those_of_all_observations(open_session: Open) -> None:
     np.testing.assert_allclose(stats["mean"], everything.mean(0), atol=0.02)
     for group in groups:  # groups normalise by the statistics at the start of the last rollout
         assert 3 * 64 <= group.env.normalizers.state_dict()["obs_stats"]["count"] < stats["count"]
+
+
+def test_a_continued_worker_uses_the_statistics_of_the_learner(open_session: Open) -> None:
+    """The worker's own checkpoint is one round older. The statistics of the learner are used whether they were published before or after
+    the worker connected; here, the worker has pulled them before it loads its checkpoint."""
+    env = {"normalize_obs": True, "max_frame": 10_000, "schedule": {"length": [[0, 0.5], [4000, 1.0]]}}
+    session = open_session(worker_spec(env=env, sampler=SERIAL)).build()
+    source, worker = source_of(session), pool_of(session).workers[0]
+    learner, worker_env = session.learners[0], worker.envs[0]
+    saved = worker.state_dict()
+    learner.normalizers.merge_deltas([Moments(100, np.ones(4), np.ones(4))])
+    learner.clock.frame = 5000
+    source._publish(0)
+    for _ in range(2):
+        worker.subscriber.pull()
+        assert np.array_equal(worker_env.normalizers.statistics_vector, learner.normalizers.statistics_vector)
+        assert worker_env.curriculum is not None
+        assert worker_env.curriculum.frame == 5000
+        worker.load_state(saved, 1)
+        assert worker_env.curriculum.frame == 0
 
 
 @pytest.mark.parametrize("workers", [True, False])

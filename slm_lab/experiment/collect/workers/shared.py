@@ -149,6 +149,10 @@ class PublishedWeights:
                 self._seen = count
                 return True
 
+    def forget_pulled(self) -> None:
+        """Make the next `pull` copy the newest weights even if they were already copied."""
+        self._seen = 0
+
     def _barrier(self) -> None:
         if self._store is not None:
             self._store.barrier()

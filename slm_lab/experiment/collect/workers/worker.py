@@ -232,6 +232,12 @@ class WeightSubscriber:
                     for env in self.envs:
                         env.normalizers.statistics_vector = statistics
 
+    def forget_pulled(self) -> None:
+        """Make the next `pull` copy the published values even if they were already copied."""
+        self.seen = 0.0
+        for weights in self.weights:
+            weights.forget_pulled()
+
 
 class RolloutWorker:
     """A rollout worker, which owns one or several env groups and copies of the policies that act in the envs."""
@@ -358,6 +364,7 @@ class RolloutWorker:
                 group.env.normalizers.take_deltas()  # drop the observations of the reset, since the unfinished episodes continue
             else:
                 continued = False
+        self.subscriber.forget_pulled()  # the saved statistics and curriculum may be older than the values that were pulled before
         return continued
 
     def load_process_state(self, state: dict[str, Any] | None, resumes: int) -> None:

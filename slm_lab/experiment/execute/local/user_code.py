@@ -27,13 +27,15 @@ def describe_failure(error: BaseException) -> str:
     """Return the cause of a failure as text: a message if the error is self-explanatory, else the traceback.
 
     An error is self-explanatory if it comes from a check of mode dev, a failed worker, an env that blocks or returns an invalid reward, a
-    full disk, a read-only file system, a closed file descriptor, or sys.exit. Notes that were added to the error, such as the frame and the
-    env, are appended to the text.
+    full disk, a limit on the size of files, a read-only file system, a closed file descriptor, or sys.exit. Notes that were added to the
+    error, such as the frame and the env, are appended to the text.
     """
     if isinstance(error, (PlainError, UserCodeBlocked)):
         return _append_notes(str(error).rstrip(), error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of the data folder is full ({error.strerror})"
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return f"a file exceeds the limit on the size of files, see `ulimit -f` ({error.strerror}{error_location(error)})"
     if isinstance(error, OSError) and error.errno == errno.EROFS:
         return f"the data folder is on a read-only file system ({error.strerror})"
     if isinstance(error, OSError) and error.errno == errno.EBADF:

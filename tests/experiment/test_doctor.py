@@ -440,6 +440,15 @@ def test_a_single_large_update_makes_the_policy_stop(tmp_path: Path) -> None:
     assert of_rule(found, "small_updates") is None
 
 
+@pytest.mark.parametrize(("last", "reported"), [(9.0, True), (1.5, False)])
+def test_a_rising_entropy_of_continuous_actions(last: float, reported: bool, tmp_path: Path) -> None:
+    """Differential entropy has no upper bound: at a constant rise, the entropy in the second half stays below 95 % of the largest value."""
+    bonus = {f"{ALGORITHM}.entropy_coef_spec.start_val": 0.1}
+    run = make_run(tmp_path, {"entropy": list(np.linspace(3.0, last, ROWS))} | POOR, sets=bonus, others=0)
+    save_checkpoint(run, action=np.zeros((64, 2), np.float32))
+    assert (of_rule(diagnose(run), "entropy_high") is not None) == reported
+
+
 def test_a_small_entropy_of_continuous_actions_is_usual(tmp_path: Path) -> None:
     """Differential entropy has no lower bound: 0.01 nats correspond to a standard deviation of 0.24.
 

@@ -121,18 +121,23 @@ def small_updates(session: Session) -> Finding | None:
 def entropy_high(session: Session) -> Finding | None:
     """Detect an entropy bonus that keeps the policy random.
 
-    The fault is reported if the spec has an entropy bonus, the median entropy in the second half of the run is at least 95 % of the largest
-    entropy, and the return is not above the return of a random agent (see is_at_baseline). Mnih et al., 2016 (arXiv:1602.01783), use an
-    entropy bonus of 0.01. Andrychowicz et al., 2021 (arXiv:2006.05990), section 3.8, compare entropy bonuses.
+    The fault is reported if the spec has an entropy bonus, the median entropy in the second half of the run is high, and the return is not
+    above the return of a random agent (see is_at_baseline). The entropy of discrete actions is high if it is at least 95 % of the largest
+    entropy. The entropy of continuous actions, which has no upper bound, is high if it is above the entropy in the first row. Mnih et al.,
+    2016 (arXiv:1602.01783), use an entropy bonus of 0.01. Andrychowicz et al., 2021 (arXiv:2006.05990), section 3.8, compare entropy
+    bonuses.
     """
     path, coef = session.case.schedule_path_and_start("entropy_coef_spec")
-    entropy, largest = session.second_half("entropy"), float(session.column("entropy").curve.value.max())
-    if coef <= 0.0 or entropy.median < 0.95 * largest or not is_at_baseline(session):
+    entropy, values = session.second_half("entropy"), session.column("entropy").curve.value
+    first, largest = float(values[0]), float(values.max())
+    is_high = entropy.median > first if session.acts_continuously else entropy.median >= 0.95 * largest
+    if coef <= 0.0 or not is_high or not is_at_baseline(session):
         return None
+    compared = f"{number_text(first)} in the first row" if session.acts_continuously else f"at most {number_text(largest)}"
     return Finding(
         "The entropy bonus keeps the policy random",
         "problem",
-        f"entropy {number_text(entropy.median)} of at most {number_text(largest)} {range_text(entropy)}; "
+        f"entropy {number_text(entropy.median)} ({compared}) {range_text(entropy)}; "
         f"entropy_coef starts at {number_text(coef)} "
         f"(usual: 0 to 0.05), and the return of {number_text(session.final_returns.median)} is that of a random agent",
         "lower the entropy bonus",

@@ -40,6 +40,13 @@ REMARKS = {
     ("dm_control_5m", "CartpoleSwingupSparse-v1", "PPO"): (
         "There is no reward until the pole is upright at the centre. Two of the four seeds never receive a reward, and one seed only late."
     ),
+    **{
+        ("dm_control_5m", f"Humanoid{task}-v1", "PPO"): (
+            "After 5 million frames, the return is hardly above that of random actions. The entropy of the policy rises in all runs. The "
+            "published scores are from 20 (SLM Lab) and 6 (rl_games) times as many frames."
+        )
+        for task in ("Stand", "Walk")
+    },
     ("dm_control_5m", "WalkerWalk-v1", "PPO"): "The return of one of the four seeds stays near 570 from 1 million frames on.",
 }
 """(study, env, algorithm) → what is known about the cause of a low score, and what was tried."""

@@ -267,14 +267,14 @@ class Async(_GymVectorBackend):
         """Scheduled values (env.schedule) that were last sent to the worker processes."""
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        with explained_worker_death():
+        with explained_worker_death(self._vec.processes):
             self._send_scheduled_values()
             obs = super().reset(seeds)
             self._prepare_reset(range(self._vec.num_envs))
             return obs
 
     def step(self, action: np.ndarray) -> RawStep:
-        with explained_worker_death():
+        with explained_worker_death(self._vec.processes):
             self._send_scheduled_values()
             raw = super().step(action)
             if raw.final:

@@ -9,6 +9,7 @@ import functools
 import os
 import queue
 import random
+import signal
 import sys
 import time
 import traceback
@@ -35,7 +36,7 @@ from slm_lab.env.outcome import (
 )
 from slm_lab.env.single import SingleEnvConstructor
 from slm_lab.env.snapshot import seed_spaces
-from slm_lab.lib.log import notice
+from slm_lab.lib.log import PlainError, notice
 from slm_lab.lib.process import (
     THREAD_LIMITS,
     InheritedState,
@@ -50,6 +51,8 @@ from slm_lab.lib.process import (
 
 CLOSE_SECONDS = 2.0
 """Seconds that worker processes have to close their envs before they are killed."""
+_EXIT_SECONDS = 2.0
+"""Maximum time in seconds for a worker process to exit after its pipe was closed."""
 
 
 class _MinimalInfo:
@@ -230,6 +233,8 @@ class _CheckedWorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
             obs, info = unpack_reset(self.env.reset(seed=seed, options=options))
             reject_undeclared_mask(self.env, self._action_mask, info)
             return fit_to_space(self._space, obs), _lives(info)
+        except SystemExit as error:
+            raise _exit_outcome(error) from None
         except Exception as error:
             raise_invalid_outcome(error)
 
@@ -240,6 +245,8 @@ class _CheckedWorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
             if terminated or truncated:
                 return copy.deepcopy(obs), reward, terminated, truncated, select_numbers(info, self._track_info)
             return obs, reward, terminated, truncated, _lives(info)
+        except SystemExit as error:
+            raise _exit_outcome(error) from None
         except Exception as error:
             raise_invalid_outcome(error)
 
@@ -248,6 +255,10 @@ class _CheckedWorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
             super().close()
         except Exception as error:
             notice(close_error_message(error))
+
+
+def _exit_outcome(error: SystemExit) -> InvalidOutcome:
+    return InvalidOutcome(f"the env called sys.exit({'' if error.code is None else repr(error.code)})")
 
 
 def _lives(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,10 +342,30 @@ def rebuild_env(make: SingleEnvConstructor, curriculum: Curriculum, values: Valu
     return env
 
 
+class EnvProcessDied(PlainError, RuntimeError):
+    """Raised if a worker process of the backend "async" has ended, for example because the env called os._exit."""
+
+
 @contextlib.contextmanager
-def explained_worker_death() -> Iterator[None]:
-    """Context manager that converts the errors of a closed pipe to a RuntimeError, which says that a worker process died."""
+def explained_worker_death(processes: Sequence[Any] = ()) -> Iterator[None]:
+    """Context manager that converts the errors of a closed pipe to EnvProcessDied, whose message says how the worker process of which env
+    ended.
+
+    Args: processes: multiprocessing.Process objects of the envs, or () if they are unknown.
+    """
     try:
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-        raise RuntimeError("a worker process of the env died (killed, or out of memory)") from error
+        end = time.monotonic() + (_EXIT_SECONDS if processes else 0.0)
+        while not (codes := {index: process.exitcode for index, process in enumerate(processes) if process.exitcode is not None}):
+            if time.monotonic() > end:
+                break
+            time.sleep(0.01)
+        ends = [f"the worker process of env {index} {_describe_exit(code)}" for index, code in codes.items()]
+        raise EnvProcessDied("; ".join(ends) or "a worker process of the env died (killed, or out of memory)") from error
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name}" + (" (often: out of memory)" if code == -signal.SIGKILL else "")

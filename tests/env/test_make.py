@@ -243,7 +243,15 @@ def test_constructor_that_fails_in_a_worker() -> None:
     assert "toys.py" in text  # the traceback of the worker process
 
 
-@pytest.mark.parametrize(("fault", "words"), [("step", "the robot fell over"), ("die", "a worker process of the env died")])
+FAULTS_OF_WORKERS = [
+    ("step", "the robot fell over"),
+    ("die", r"^the worker process of env [01] ended with exit code 3"),
+    ("kill", r"^the worker process of env [01] was killed by SIGKILL \(often: out of memory\)"),
+    ("exit", r"env [01], step 1: the env called sys.exit\('enough'\)$"),
+]
+
+
+@pytest.mark.parametrize(("fault", "words"), FAULTS_OF_WORKERS)
 def test_step_that_fails_in_a_worker(fault: str, words: str) -> None:
     env = build(PREFIX + "Faulty-v0", 2, fault=fault, backend="async")
     env.reset()

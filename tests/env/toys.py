@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -86,7 +87,8 @@ class GlobalDraws(Toy):
 
 
 class Faulty(Toy):
-    """Fails as `fault` says: "make", "block" or "close" in worker processes only, "step" or "die" in the step after `after` steps."""
+    """Fails as `fault` says: "make", "block" or "close" in worker processes only, "step", "die", "kill" or "exit" in the step after
+    `after` steps."""
 
     def __init__(self, fault: str, mark: str = "", after: int = 0) -> None:
         super().__init__()
@@ -104,6 +106,10 @@ class Faulty(Toy):
             raise ValueError("the robot fell over")
         if self.fault == "die" and self.left < 0:
             os._exit(3)
+        if self.fault == "kill" and self.left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "exit" and self.left < 0:
+            sys.exit("enough")
         return super().step(action)
 
     def close(self) -> None:

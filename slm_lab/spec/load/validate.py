@@ -148,13 +148,15 @@ def _unknown_key_hint(key: str, section: KeyPath, parents: list[type[BaseModel]]
     """Return a hint for an unknown key of a section.
 
     If the key belongs to another library, the hint is the name of the key in this package. Otherwise, the hint is the most similar key of
-    the section or, if no key is similar, the section to which the key belongs.
+    the section or, if no key is similar, the section to which the key belongs. If there is no such section, the hint lists the keys of the
+    section.
     """
     if key in OTHER_NAMES:
         return f"; slm_lab calls it {OTHER_NAMES[key]}"
-    near = nearest_hint(key, [name for parent in parents for name in parent.model_fields])
+    allowed = list(dict.fromkeys(name for parent in parents for name in parent.model_fields))
     others = (location for location, words in SECTION_KEYS.items() if location != section and key in words)
-    return near or next((f"; it belongs in {show_path(location)}" for location in others), "")
+    listed = f"; allowed: {', '.join(allowed)}" if len(parents) == 1 else ""
+    return nearest_hint(key, allowed) or next((f"; it belongs in {show_path(location)}" for location in others), listed)
 
 
 def describe_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> str:

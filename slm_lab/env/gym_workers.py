@@ -368,4 +368,5 @@ def explained_worker_death(processes: Sequence[Any] = ()) -> Iterator[None]:
 def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
-    return f"was killed by {signal.Signals(-code).name}" + (" (often: out of memory)" if code == -signal.SIGKILL else "")
+    name = signal.Signals(-code).name
+    return f"was killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")

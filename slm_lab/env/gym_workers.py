@@ -36,7 +36,7 @@ from slm_lab.env.outcome import (
 )
 from slm_lab.env.single import SingleEnvConstructor
 from slm_lab.env.snapshot import seed_spaces
-from slm_lab.lib.log import PlainError, notice
+from slm_lab.lib.log import PlainError, error_summary, explain_exit, notice
 from slm_lab.lib.process import (
     THREAD_LIMITS,
     InheritedState,
@@ -53,6 +53,8 @@ CLOSE_SECONDS = 2.0
 """Seconds that worker processes have to close their envs before they are killed."""
 _EXIT_SECONDS = 2.0
 """Maximum time in seconds for a worker process to exit after its pipe was closed."""
+_EXITS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+"""Exceptions that are no subclasses of Exception. Only code raises them in a worker process, because it ignores signals."""
 
 
 class _MinimalInfo:
@@ -152,12 +154,12 @@ class AsyncEnvs(_MinimalInfo, AsyncVectorEnv[Any, Any]):
             return
         self._state = AsyncState.DEFAULT
         try:
-            index, invalid, trace = self.error_queue.get(timeout=CLOSE_SECONDS)
+            index, invalid, cause, trace = self.error_queue.get(timeout=CLOSE_SECONDS)
         except queue.Empty:
             raise RuntimeError("an env failed in its worker process, which died before it reported the error") from None
         if invalid is not None:
             raise_invalid_outcome(invalid, index)
-        raise RuntimeError(f"env {index} failed in its worker process:\n{trace}")
+        raise EnvWorkerError(f"env {index} failed in its worker process:\n{trace}", cause)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Tell the worker processes to close their envs, and kill their process groups after CLOSE_SECONDS (immediately if `terminate` is
@@ -233,8 +235,8 @@ class _CheckedWorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
             obs, info = unpack_reset(self.env.reset(seed=seed, options=options))
             reject_undeclared_mask(self.env, self._action_mask, info)
             return fit_to_space(self._space, obs), _lives(info)
-        except SystemExit as error:
-            raise _exit_outcome(error) from None
+        except _EXITS as error:
+            raise InvalidOutcome(explain_exit(error)) from None
         except Exception as error:
             raise_invalid_outcome(error)
 
@@ -245,8 +247,8 @@ class _CheckedWorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
             if terminated or truncated:
                 return copy.deepcopy(obs), reward, terminated, truncated, select_numbers(info, self._track_info)
             return obs, reward, terminated, truncated, _lives(info)
-        except SystemExit as error:
-            raise _exit_outcome(error) from None
+        except _EXITS as error:
+            raise InvalidOutcome(explain_exit(error)) from None
         except Exception as error:
             raise_invalid_outcome(error)
 
@@ -255,10 +257,6 @@ class _CheckedWorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
             super().close()
         except Exception as error:
             notice(close_error_message(error))
-
-
-def _exit_outcome(error: SystemExit) -> InvalidOutcome:
-    return InvalidOutcome(f"the env called sys.exit({'' if error.code is None else repr(error.code)})")
 
 
 def _lives(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,8 +273,8 @@ def _seed_process(seed: int) -> None:
 
 
 class _ErrorQueue:
-    """Queue that passes errors of a worker process to its parent in picklable form: (index of the env, InvalidOutcome or None,
-    traceback)."""
+    """Queue that passes errors of a worker process to its parent in picklable form: (index of the env, InvalidOutcome or None, summary of
+    the error, traceback)."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
@@ -287,7 +285,7 @@ class _ErrorQueue:
         Args: item: (index of the env, type, error, traceback).
         """
         index, _, error, trace = item
-        self._queue.put((index, error if isinstance(error, InvalidOutcome) else None, trace))
+        self._queue.put((index, error if isinstance(error, InvalidOutcome) else None, error_summary(error), trace))
 
 
 def _run_worker(
@@ -311,8 +309,8 @@ def _run_worker(
     parent_pipe.close()  # otherwise this copy would keep `pipe` open after the parent has died
     try:
         env = env_fn()
-    except Exception:
-        error_queue.put((index, None, traceback.format_exc()))
+    except Exception as error:
+        error_queue.put((index, None, error_summary(error), traceback.format_exc()))
         try:
             pipe.recv()
             pipe.send((None, False))
@@ -340,6 +338,15 @@ def rebuild_env(make: SingleEnvConstructor, curriculum: Curriculum, values: Valu
     except WrapperError as error:
         raise InvalidOutcome("env.{}: {}".format(*error.args)) from None
     return env
+
+
+class EnvWorkerError(RuntimeError):
+    """Raised if the code of an env raised an error in its worker process. The message contains the traceback of the worker process, and
+    `cause` contains the type, message and location of the error in one line."""
+
+    def __init__(self, message: str, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class EnvProcessDied(PlainError, RuntimeError):

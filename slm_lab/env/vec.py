@@ -74,6 +74,7 @@ class Env:
         self._reward_type = np.dtype(np.float64 if self._normalizes else np.float32)
         self._lone = None if life_loss else backend.single_env  # stepping a lone env does not report lives
         self._checks = backend.returns_valid_arrays
+        self._all_floats = info.observation.dtype == "float32"
         self._life_loss, self._track_info = life_loss, tuple(track_info)
         self._seed, self._resumes, self._fresh_streams = seed, 0, True
         self._saved_episodes: dict[str, Any] | None = None
@@ -111,6 +112,10 @@ class Env:
         if self._normalize_obs is not None:
             self._normalize_obs.update(self._acting_rows(obs))
             obs = self._transform_obs(self._normalize_obs, obs)
+        try:
+            self._check_finite(obs)
+        except InvalidOutcome as error:
+            raise_located_outcome(error, self.name, "reset", 0)
         return obs
 
     def policy_inputs(self, obs_N: np.ndarray) -> np.ndarray:
@@ -163,8 +168,9 @@ class Env:
 
         Args: action_N: a batch of the agent's actions (see ActionSpace).
 
-        Raises: InvalidOutcome if an env returns a value that violates its spaces or Gymnasium's interface, or a reward that is not finite.
-        If an env fails, `step` raises RuntimeError or the env's own error.
+        Raises: InvalidOutcome if an env returns a value that violates its spaces or Gymnasium's interface, a reward that is not finite, or
+        an observation that is not finite (after normalisation) although its episode was not terminated. If an env fails, `step` raises
+        RuntimeError or the env's own error.
         """
         self._steps += 1
         try:
@@ -200,6 +206,8 @@ class Env:
         reward_N[0] = reward
         if self._normalizes:
             obs_N, reward_N = self._normalize_both(obs_N, reward_N)
+        if not (self._all_floats and np.vdot(obs_N, obs_N) < inf):  # if the sum of squares is finite, all numbers are finite
+            self._check_finite(obs_N)
         return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [])
 
     def _finish_step(self, raw: RawStep) -> VecStep:
@@ -220,6 +228,7 @@ class Env:
             obs_N, reward_N = self._normalize_both(obs_N, reward_N)
         else:
             reward_N = reward_N.astype(np.float32)
+        self._check_finite(obs_N)
         return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [], self.acts_N)
 
     def _encode_observations(self, obs: Any) -> np.ndarray:
@@ -290,6 +299,8 @@ class Env:
             last_obs = self._replace_nonfinite(last_obs, terminated_N)
             if self._pending_N is not None:
                 obs = self._replace_nonfinite(obs, self._pending_N)
+            self._check_finite(last_obs)
+        self._check_finite(obs)
         return VecStep(reward_N, terminated_N, truncated_N, last_obs, obs, first_N, valid_N, episodes, self.acts_N)
 
     def _check_mask(self, obs: np.ndarray) -> None:
@@ -335,6 +346,21 @@ class Env:
         assert floats is not None
         floats[rows_N] = np.where(np.isfinite(floats[rows_N]), floats[rows_N], 0)
         return obs
+
+    def _check_finite(self, obs: np.ndarray) -> None:
+        """Raise InvalidOutcome for the first observation that contains NaN or an infinite number. Infinite numbers are allowed if the
+        observations will be normalised later (defer_normalization), because they will then be clipped."""
+        floats = self._floats(obs)
+        if floats is None or np.vdot(floats, floats) < inf:
+            return
+        clipped = self._defers_normalization and self._normalize_obs is not None
+        invalid_NF = (np.isnan(floats) if clipped else ~np.isfinite(floats)).reshape(len(obs), -1)
+        for row in np.flatnonzero(invalid_NF.any(axis=1))[:1]:
+            env, agent = self._env_and_agent_text(int(row))
+            element = int(invalid_NF[row].argmax())
+            value, size = floats[row].flat[element], invalid_NF.shape[1]
+            message = f"the observation{agent} contains {value} (element {element} of {size}); expected finite numbers"
+            raise_invalid_outcome(InvalidOutcome(message), env)
 
     def _floats(self, obs: np.ndarray) -> np.ndarray | None:
         """Return a view of the float32 numbers of the observations, or None if the observations contain no float32 numbers."""

@@ -33,7 +33,10 @@ class ConfiguredWrapper:
     def __call__(self, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         """Wrap an env and return the wrapped env. Raises WrapperError."""
         try:
-            return self.wrapper(env, **self.kwargs)
+            wrapped = self.wrapper(env, **self.kwargs)
+            assert isinstance(wrapped.observation_space, spaces.Space), "the wrapped env has no observation space"
+            assert isinstance(wrapped.action_space, spaces.Space), "the wrapped env has no action space"
+            return wrapped
         except WrapperError:
             raise
         except Exception as error:

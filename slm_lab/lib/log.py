@@ -1,12 +1,16 @@
-"""Messages to the user: notices, which are single lines, and errors that are shown without a traceback."""
+"""Messages to the user: notices, which are single lines, errors that are shown without a traceback, and descriptions of errors."""
 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 logger = logging.getLogger("slm_lab")
+_NOT_USER_CODE = (str(Path(__file__).parents[1]), str(Path(traceback.__file__).parent))
+"""Folders whose code does not belong to the user: the package slm_lab and the standard library."""
 
 
 def notice(text: str) -> None:
@@ -42,3 +46,38 @@ class PlainError(Exception):
 
 class NotWritable(PlainError, OSError):
     """Raised if a file of a run cannot be written, because the run folder has become read-only."""
+
+
+class UserCodeExited(BaseException):
+    """Exception that is raised if user code calls os._exit.
+
+    UserCodeExited is not a subclass of Exception, so that `except Exception` in user code does not catch UserCodeExited.
+    """
+
+
+def explain_exit(error: BaseException) -> str | None:
+    """Return a text that says what user code did and where, if the error is not a subclass of Exception. For other errors, return None."""
+    match error:
+        case SystemExit():
+            text = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
+        case UserCodeExited():
+            text = str(error)
+        case KeyboardInterrupt() | GeneratorExit():
+            text = f"{type(error).__name__} was raised (by code, not by a signal)"
+        case _:
+            return None
+    return text + error_location(error)
+
+
+def error_summary(error: BaseException) -> str:
+    """Return the type, the message and the location of an error in one text, such as "ValueError: no map (file maps.py, line 11)"."""
+    location = error_location(error).removeprefix(" in ")
+    return f"{type(error).__name__}: {error}" + (f" (file {location})" if location else "")
+
+
+def error_location(error: BaseException) -> str:
+    """Return the file and the line of the innermost user code in the traceback of an error as text to append to a message, such as
+    " in maps.py, line 11". Without user code in the traceback, the innermost line counts. The text is empty without a traceback."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    frames = [frame for frame in frames if not frame.filename.startswith(_NOT_USER_CODE)] or frames
+    return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""

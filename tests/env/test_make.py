@@ -141,7 +141,11 @@ def problem(**keys: Any) -> str:
         ({"name": "LunarLander-v3", "backend": "envpool", "gravity": -5.0}, "env.backend", ["has no argument gravity"]),
         ({"name": "CartPole-v1", "backend": "native", "gravty": 1}, "env.gravty", []),
         ({"name": PREFIX + "Toy-v0", "backend": "envpool"}, "env.backend", ["envpool"]),
-        ({"name": "CartPole-v1", "backend": "tests.env.own_backend:Counter"}, "env.backend", ["has no 'Counter'; did you mean 'Counting'"]),
+        (
+            {"name": "CartPole-v1", "backend": "tests.env.own_backend:Counter"},
+            "env.backend",
+            ["has no class 'Counter'; did you mean 'Counting'"],
+        ),
         ({"name": "CartPole-v1", "backend": "tests.env.own_backnd:Counting"}, "env.backend", ["cannot import 'tests.env.own_backnd'"]),
         (
             {"name": "CartPole-v1", "backend": "tests.env.own_backend:NOT_ONE"},
@@ -247,7 +251,8 @@ FAULTS_OF_WORKERS = [
     ("step", "the robot fell over"),
     ("die", r"^the worker process of env [01] ended with exit code 3"),
     ("kill", r"^the worker process of env [01] was killed by SIGKILL \(often: out of memory\)"),
-    ("exit", r"env [01], step 1: the env called sys.exit\('enough'\)$"),
+    ("exit", r"env [01], step 1: sys.exit\('enough'\) was called in .*toys\.py, line \d+$"),
+    ("interrupt", r"env [01], step 1: KeyboardInterrupt was raised \(by code, not by a signal\) in .*toys\.py, line \d+$"),
 ]
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slm_lab.env import make_env, make_normalizers
+from slm_lab.env import InvalidOutcome, make_env, make_normalizers
 from slm_lab.env.normalize import Moments, Normalizers, RewardNormalizer, RunningStats
 from slm_lab.lib.store import SharedArrays, create_shared_file
 from slm_lab.spec.models.env import EnvSpec
@@ -240,7 +240,8 @@ def test_an_env_that_fails_once_leaves_finite_statistics(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(env._backend, "step", broken)
     for action in random_actions(5, 3, 3):
-        env.step(action)
+        with pytest.raises(InvalidOutcome, match="the observation contains nan"):
+            env.step(action)
     assert env.normalizers.reward is not None
     env.normalizers.reward(np.array([1.0, 2.0, np.nan]))  # in a step of the env, this reward is an error
     assert np.isfinite(env.normalizers.statistics_vector).all()

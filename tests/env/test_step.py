@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from slm_lab.env import Env, InvalidReward, make_env
+from slm_lab.env import Env, InvalidOutcome, InvalidReward, make_env
 from slm_lab.env.vec import env_seeds
 from slm_lab.spec.models.env import EnvSpec
 from tests.env.by_hand import assert_same, play, play_single
@@ -267,6 +267,44 @@ def test_a_reward_that_is_not_finite_in_float32(value: float, num_envs: int) -> 
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "keys", "allowed"),
+    [
+        (np.nan, {"num_envs": 1}, False),
+        (np.inf, {"num_envs": 1}, False),
+        (-np.inf, {"num_envs": 3}, False),
+        (np.nan, {"num_envs": 2, "backend": "async"}, False),
+        (np.nan, {"num_envs": 3, "truncate": True}, False),  # the value of the last observation is bootstrapped
+        (np.nan, {"num_envs": 3, "normalize_obs": True}, False),
+        (np.inf, {"num_envs": 3, "normalize_obs": True}, True),  # is clipped
+        (np.nan, {"num_envs": 3, "normalize_obs": True, "defer_normalization": True}, False),
+        (np.inf, {"num_envs": 1, "normalize_obs": True, "defer_normalization": True}, True),
+        (np.inf, {"num_envs": 1, "defer_normalization": True}, False),  # without normalisation, nothing is clipped
+        (1e38, {"num_envs": 3}, True),
+    ],
+)
+def test_an_observation_that_is_not_finite(value: float, keys: dict[str, Any], allowed: bool) -> None:
+    truncate = keys.pop("truncate", False)
+    wrapper = {"name": "tests.env.test_step:Broken", "value": value, "index": 0, "truncate": truncate}
+    deferred = keys.pop("defer_normalization", False)
+    spec = EnvSpec(name="Pendulum-v1", max_frame=1000, wrappers=[wrapper], **keys)
+    env = make_env(spec, SEED, training=True, defer_normalization=deferred)
+    env.reset()
+    env.step(env.sample())
+    if allowed:
+        env.step(env.sample())
+    else:
+        with pytest.raises(InvalidOutcome, match=rf"Pendulum-v1, env 0, step 2: the observation contains {value} \(element 1 of 3\);"):
+            env.step(env.sample())
+    env.close()
+
+
+def test_the_first_observation_is_not_finite() -> None:
+    env = build("Pendulum-v1", 2, wrappers=[{"name": "tests.env.test_step:Broken", "value": np.nan, "index": 0, "at": 0}])
+    with pytest.raises(InvalidOutcome, match=r"Pendulum-v1, env 0, reset: the observation contains nan"):
+        env.reset()
+
+
 def test_huge_rewards_and_those_of_dummy_rows_are_no_error() -> None:
     env = build(PREFIX + "ToyNextStep-v0", backend="native")
     env.reset()
@@ -289,13 +327,24 @@ def test_huge_rewards_and_those_of_dummy_rows_are_no_error() -> None:
 
 
 class Broken(gym.Wrapper[Any, Any, Any, Any]):
-    """Returns `value` as the reward of the second step."""
+    """Returns `value` at the index `index` of the outcome of step `at` (0: reset): as the reward, or in the observation."""
 
-    def __init__(self, env: gym.Env[Any, Any], value: float) -> None:
+    def __init__(self, env: gym.Env[Any, Any], value: float, index: int = 1, at: int = 2, truncate: bool = False) -> None:
         super().__init__(env)
-        self.value, self.t = value, 0
+        self.value, self.index, self.at, self.truncate, self.t = value, index, at, truncate, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = super().reset(seed=seed, options=options)
+        return (self._broken(obs) if self.t == self.at else obs), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.t += 1
         obs, reward, terminated, truncated, info = super().step(action)
-        return obs, self.value if self.t == 2 else reward, terminated, truncated, info
+        if self.t != self.at:
+            return obs, reward, terminated, truncated, info
+        if self.index == 1:
+            return obs, self.value, terminated, truncated, info
+        return self._broken(obs), reward, terminated, self.truncate or truncated, info
+
+    def _broken(self, obs: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(len(obs)) == 1, self.value, obs).astype(obs.dtype)

@@ -33,6 +33,21 @@ class Plus(gym.ObservationWrapper[Any, Any, Any]):
         return observation * self.scale + self.amount
 
 
+class WithoutInit(gym.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        pass
+
+
+class ReturnsNone(gym.Wrapper[Any, Any, Any, Any]):
+    def __new__(cls, env: gym.Env[Any, Any]) -> Any:
+        return None
+
+
+class FailsInStep(gym.Wrapper[Any, Any, Any, Any]):
+    def step(self, action: Any) -> Any:
+        raise ValueError("the wrapper fails")
+
+
 def spec(**keys: Any) -> EnvSpec:
     return EnvSpec.model_validate({"name": "CartPole-v1", "max_frame": 1000, "num_envs": 2, **keys})
 
@@ -104,6 +119,8 @@ def problems(**keys: Any) -> list[Problem]:
         ({"wrappers": [{**RESCALE, "min_acton": 1}]}, "env.wrappers[0].min_acton", "unknown", "did you mean 'min_action'"),
         ({"wrappers": [{"name": "RescaleAction", "max_action": 1}]}, "env.wrappers[0].min_action", "missing", "requires"),
         ({"wrappers": [RESCALE]}, "env.wrappers[0]", "invalid", "RescaleAction cannot wrap"),
+        ({"wrappers": [f"{__name__}:WithoutInit"]}, "env.wrappers[0]", "invalid", "WithoutInit cannot wrap"),
+        ({"wrappers": ["TimeAwareObservation", f"{__name__}:ReturnsNone"]}, "env.wrappers[1]", "invalid", "ReturnsNone cannot wrap"),
         ({"wrappers": [plus(1.0, env=3)]}, "env.wrappers[0]", "invalid", "env"),
         ({"wrappers": ["no_such_module:Plus"]}, "env.wrappers[0]", "invalid", "no_such_module"),
         ({"wrappers": [f"{__name__}:Plsu"]}, "env.wrappers[0]", "invalid", "did you mean 'Plus'"),

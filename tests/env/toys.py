@@ -87,8 +87,8 @@ class GlobalDraws(Toy):
 
 
 class Faulty(Toy):
-    """Fails as `fault` says: "make", "block" or "close" in worker processes only, "step", "die", "kill" or "exit" in the step after
-    `after` steps."""
+    """Fails as `fault` says: "make", "block" or "close" in worker processes only, "step", "die", "kill", "exit" or "interrupt" in
+    the step after `after` steps."""
 
     def __init__(self, fault: str, mark: str = "", after: int = 0) -> None:
         super().__init__()
@@ -110,6 +110,8 @@ class Faulty(Toy):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "exit" and self.left < 0:
             sys.exit("enough")
+        if self.fault == "interrupt" and self.left < 0:
+            raise KeyboardInterrupt
         return super().step(action)
 
     def close(self) -> None:

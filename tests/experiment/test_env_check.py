@@ -6,6 +6,7 @@ If the env returns an invalid value, nothing is written. The trial step must not
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,30 @@ def test_build_check_and_search(fault: dict[str, Any], make_spec: MakeSpec, spec
     body = spec_body(env=STRANGE | fault) | {"search": {"agent.algorithm.gamma__uniform": [0.9, 0.99]}}
     with pytest.raises(SpecError, match=r"env\.name"):
         check_search_values(SearchSpace(load_spec({"small": body}, "small")), Plan())
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_the_message_names_the_error_and_the_line_of_the_env(backend: str, make_spec: MakeSpec) -> None:
+    """Also if the env runs in a worker process, whose traceback the message does not contain."""
+    env = {"name": "tests.env.toys:Faulty-v0", "fault": "step", "backend": backend, "num_envs": 2}
+    with pytest.raises(SpecError) as raised:
+        check_env(make_spec(env=env), 0, no_beat)
+    (problem,) = raised.value.problems
+    assert re.fullmatch(r".*Faulty-v0: step raised ValueError: the robot fell over \(file .*toys\.py, line \d+\)", problem.message)
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "key"),
+    [
+        (["TimeAwareObservation", "tests.env.test_wrappers:FailsInStep"], "env.wrappers[1]"),
+        ([{"name": "ClipReward", "min_reward": "a"}], "env.wrappers[0]"),
+    ],
+    ids=["raises", "misuses"],
+)
+def test_the_key_of_a_wrapper_that_fails(wrappers: list[Any], key: str, make_spec: MakeSpec) -> None:
+    with pytest.raises(SpecError) as raised:
+        check_env(make_spec(env={"name": "CartPole-v1", "backend": "sync", "wrappers": wrappers}), 0, no_beat)
+    assert [problem.path for problem in raised.value.problems] == [key]
 
 
 def test_the_run_is_the_same_without_it(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:

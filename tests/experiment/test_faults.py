@@ -15,11 +15,12 @@ import pytest
 
 from slm_lab.experiment.execute.local import user_code
 from slm_lab.experiment.files import bundle as state
-from slm_lab.experiment.plan import TrialFailed, UserError
+from slm_lab.experiment.plan import TrialFailed
 from slm_lab.experiment.run import sessions as sessions_module
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.experiment.commands import Command, frame_of, gone, rows, run_while, session_processes, until
 
 ENV = "tests.experiment.faulty_env:Flawed-v0"
@@ -134,7 +135,7 @@ def test_an_env_that_blocks_in_this_process(
     trial = Trial(make_spec(env=env, meta=stall), tmp_path)
     phase = {"constructor": "building", "reset": "resetting", "step": "stepping"}[where]
     if where != "step":  # the env blocks before anything is written
-        with pytest.raises(UserError, match=rf"cannot be built: the env has been {phase} for 3 seconds.*meta\.stall_limit"):
+        with pytest.raises(SpecError, match=rf"env\.name: .*cannot be built: the env has been {phase} for 3 seconds.*meta\.stall_limit"):
             trial.run()
         assert trial.paths is None
         return

@@ -102,6 +102,16 @@ def test_report_of_a_run_by_folder_name_and_latest(
         assert data_of(run.report)["kind"] == "trial"
 
 
+def test_latest_is_the_newest_run_search_or_study(
+    run: RunPaths, search: RunPaths, study: StudyPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for newest in (study, search, run):
+        assert report(capsys, "latest").resolve() == newest.report
+        newest.root.rename(tmp_path / newest.root.name)
+    assert "no run" in refused(capsys, "latest")
+
+
 def test_report_of_nothing_is_refused(run: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "RUN is missing" in refused(capsys)
     assert "too many arguments" in refused(capsys, "a", "b")

@@ -20,11 +20,12 @@ from slm_lab.experiment.execute.heartbeat import STEPPING, Heartbeat
 from slm_lab.experiment.execute.local import user_code
 from slm_lab.experiment.execute.local.user_code import describe_failure
 from slm_lab.experiment.files.lock import RunLock, unfinished_notice
-from slm_lab.experiment.plan import Interrupted, TrialFailed, UserError
+from slm_lab.experiment.plan import Interrupted, TrialFailed
 from slm_lab.experiment.report.retro_analyze import retro_analyze
 from slm_lab.experiment.run import engine
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.experiment.commands import frame_of, rows, run_while, until
 
 MakeSpec = Callable[..., Spec]
@@ -84,7 +85,7 @@ def test_one_of_two_sessions_calls_exit(make_spec: MakeSpec, tmp_path: Path, cap
 def test_a_constructor_that_ends_the_process(complete: bool, does: str, make_spec: MakeSpec, tmp_path: Path) -> None:
     env = fatal(does, "constructor")
     trial = Trial(make_spec(env=env) if complete else short(env), tmp_path)
-    with pytest.raises(UserError, match=f"{FATAL} cannot be built: .*{does}.*fatal_env.py"):
+    with pytest.raises(SpecError, match=f"env.name: {FATAL} cannot be built: .*{does}.*fatal_env.py"):
         trial.run()
     assert list(tmp_path.iterdir()) == []
 

@@ -432,8 +432,7 @@ class Trainer:
 
     def _report_skipped(self) -> None:
         notice(
-            "a loss or gradient is not finite; gradient steps with such values are skipped "
-            "(the learning rate may be too high, or the env returns observations that are not finite)"
+            "a loss or gradient is not finite; gradient steps with such values are skipped (the learning rate may be too high)"
         )
 
     @property

@@ -64,6 +64,14 @@ def notify_if_unfinished(paths: RunPaths) -> None:
         notice(text)
 
 
+def newest_folder(data_dir: Path) -> Path:
+    """Return the newest folder of a run of any mode or of a study in `data_dir`. Raises UserError if `data_dir` contains none."""
+    for folder in _newest_first(data_dir):
+        if run_paths_in(folder) is not None or study_in(folder) is not None:
+            return folder
+    raise UserError(f"no run in {data_dir}; train one first")
+
+
 def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
     """Return the paths of the search in the folder `where` or, if `where` is "latest", of the latest search.
 

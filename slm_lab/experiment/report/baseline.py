@@ -23,11 +23,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slm_lab.experiment.execute.local.user_code import close_env, explain_exit
+from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.paths import file_stem
 from slm_lab.experiment.plan import Stop
 from slm_lab.lib.files import replace_file
-from slm_lab.lib.log import notice
+from slm_lab.lib.log import explain_exit, notice
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.env_schedule import parse_rule
 

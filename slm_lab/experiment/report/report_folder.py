@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slm_lab.experiment.files.find import TrainingChoice, find_run, find_training
+from slm_lab.experiment.files.find import TrainingChoice, find_run, find_training, newest_folder
 from slm_lab.experiment.files.lock import in_use
 from slm_lab.experiment.files.paths import RunPaths, StudyPaths, StudyRunFolder, study_in, study_start_info
 from slm_lab.experiment.files.search_state import SearchState
@@ -63,12 +63,13 @@ def write_folder_report(where: str, data_dir: Path, choice: TrainingChoice) -> P
     """Write the HTML report of a run, search or study, and return the path of the report.
 
     Args:
-        where: the folder of the run, search or study, with or without `data_dir`, or "latest".
+        where: the folder of the run, search or study, with or without `data_dir`, or "latest" for the newest of them.
         choice: a trial of the search, or a run of the study. If `choice` names a trial or a run, the report of this trial or run is written
             instead of the report of the search or study.
 
     Raises UserError if the folder does not exist or the report cannot be written, and SpecError if the spec in the folder cannot be read.
     """
+    where = str(newest_folder(data_dir)) if where == "latest" else where
     for folder in (Path(where), data_dir / where):
         if (study := study_in(folder)) is not None:
             return _write_study_or_run(study, data_dir, choice)

@@ -51,7 +51,7 @@ def run_inline(job: SessionsJob) -> list[SessionEnded]:
         context = SessionContext(job.stop, beat, resumed=job.resumed)
         session = Session(job.spec, 0, job.plan, trial=job.trial, context=context)
         try:
-            with convert_build_errors(job.spec.env.name, job.stop):
+            with convert_build_errors(job.spec, job.stop):
                 session.build()
             restore_handlers()
             if job.stop.requested:
@@ -209,7 +209,7 @@ def _build_each(report: Callable[[Session], T], specs: list[Spec], plan: Plan, s
         prefix = f"{spec.name}." if len(specs) > 1 else ""
         try:
             with _shared_arrays_for_build(spec) as store, monitor_progress(spec, stop := Stop(), _show_notice) as beat:
-                with convert_build_errors(spec.env.name, stop):
+                with convert_build_errors(spec, stop):
                     context = SessionContext(beat=beat, store=store)
                     session = Session(measurement_spec(complete_spec(spec, beat)), plan=plan, context=context).build()
                 try:

@@ -219,7 +219,7 @@ class Trial(Experiment[RunPaths]):
         self.display = display
         with display, capture_notices(display.notice):
             display.start(self.spec.name)
-            with monitor_progress(self.spec, stop, display) as beat, convert_build_errors(self.spec.env.name, stop):
+            with monitor_progress(self.spec, stop, display) as beat, convert_build_errors(self.spec, stop):
                 self.spec = complete_spec(self.spec, beat)
             restore_handlers()
             if stop.requested:

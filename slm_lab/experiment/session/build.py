@@ -31,9 +31,9 @@ from slm_lab.experiment.collect.workers.source import WorkerSource
 from slm_lab.experiment.collect.workers.worker_pool import OpenPool, WorkerPool, open_pool
 from slm_lab.experiment.execute.heartbeat import BUILDING, CLOSING
 from slm_lab.experiment.execute.local.fork_server import server_in_use, use_start_method
-from slm_lab.experiment.execute.local.user_code import WorkerFailed, close_env
+from slm_lab.experiment.execute.local.user_code import WorkerFailed, build_error, close_env
 from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.training.agent_groups import find_space_problems
 from slm_lab.experiment.training.demonstrations import load_demonstrations
 from slm_lab.experiment.training.env_check import check_env
@@ -220,7 +220,7 @@ class SessionParts:
             infos = self._policy_infos(info)
             self._torch.restore()
         except WorkerFailed as error:
-            raise UserError(f"{spec.env.name} cannot be built: {error}") from None
+            raise build_error(spec, str(error)) from None
         normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma)
         learners = [self._build_learner(policy, policy_info, normalizers) for policy, policy_info in enumerate(infos)]
         self._info = info

@@ -112,7 +112,7 @@ def _run(context: Context, task: SessionTask) -> None:
     )
     session = Session(task.spec, task.index, task.plan, trial=task.trial, context=given)
     try:
-        with convert_build_errors(task.spec.env.name, context.stop):
+        with convert_build_errors(task.spec, context.stop):
             session.build()
         context.send("ready", session.parts.chosen_settings)
         paths = context.receive()

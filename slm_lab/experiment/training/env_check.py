@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from pathlib import Path
 
-import slm_lab
+import gymnasium as gym
+
 from slm_lab.env.goals import GoalReward, check_goal_rewards
+from slm_lab.env.gym_workers import EnvWorkerError
 from slm_lab.env.make import make_env
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.vec import Env
@@ -14,14 +15,11 @@ from slm_lab.experiment.execute.heartbeat import BUILDING, CLOSING, RESETTING, S
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.bundle import rng_state, set_rng_state
 from slm_lab.experiment.training.experience import Beat
-from slm_lab.lib.log import logger
+from slm_lab.lib.log import error_summary, logger
 from slm_lab.lib.records import VecStep
 from slm_lab.spec.models.memory import HindsightReplaySpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
-
-_NOT_USER_CODE = (str(Path(slm_lab.__file__).parent), str(Path(traceback.__file__).parent))
-"""Folders whose code does not belong to the user: the package slm_lab and the standard library."""
 
 
 def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, device: str = "cpu") -> None:
@@ -77,14 +75,21 @@ def _trial_step(env: Env, spec: Spec, beat: Beat) -> VecStep:
         beat(STEPPING)
         return env.step(env.sample())
     except InvalidOutcome as error:
-        raise SpecError(spec.name, [Problem("env.name", str(error))]) from error
+        raise SpecError(spec.name, [Problem(_faulty_key(error, spec), str(error))]) from error
     except Exception as error:
         logger.info("the trial step of the env failed", exc_info=True)
-        message = f"{spec.env.name}: {call} raised {type(error).__name__}: {error}{_last_user_line(error)}"
-        raise SpecError(spec.name, [Problem("env.name", message)]) from error
+        cause = error.cause if isinstance(error, EnvWorkerError) else error_summary(error)
+        message = f"{spec.env.name}: {call} raised {cause}"
+        raise SpecError(spec.name, [Problem(_faulty_key(error, spec), message)]) from error
 
 
-def _last_user_line(error: Exception) -> str:
-    """Return the file and line of the innermost user code in the traceback of an error, or "" if the traceback contains no user code."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_USER_CODE)]
-    return f" (file {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+def _faulty_key(error: BaseException, spec: Spec) -> str:
+    """Return the key of the wrapper of env.wrappers whose method raised the error, or "env.name" if the env or another wrapper raised the
+    error, or if the traceback of the error is not known."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    innermost = next((owner for owner in reversed(owners) if isinstance(owner, gym.Env)), None)
+    names = [wrapper.name.rpartition(":")[2] for wrapper in spec.env.wrappers]
+    name = type(innermost).__name__
+    return f"env.wrappers[{names.index(name)}]" if isinstance(innermost, gym.Wrapper) and name in names else "env.name"

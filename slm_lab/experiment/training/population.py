@@ -86,9 +86,9 @@ class PopulationBasedTraining:
         Each returned list contains the fraction spec.replace_fraction of the population.
         """
         mean_return = {p: value for p, learner in enumerate(self.learners) if (value := learner.total_reward) is not None}
-        count = int(np.ceil(self.spec.replace_fraction * len(self.learners)))
+        count = self.spec.replaced_policies(len(self.learners))
         ranked = sorted(mean_return, key=lambda p: mean_return[p])
-        return ranked[:count], [p for p in ranked[-count:] if p not in ranked[:count]]
+        return ranked[:count], [p for p in ranked[max(len(ranked) - count, 0) :] if p not in ranked[:count]]
 
     def _policy_to_copy(self, policy: int, best: Sequence[int]) -> int | None:
         """Draw one of the best policies at random, and return its index if its mean return sufficiently exceeds that of `policy`.

@@ -120,8 +120,9 @@ def import_class(name: str, base: type, expected: str = "", also: tuple[type, ..
         raise ExtensionError(f"importing '{path}' failed: {type(error).__name__}: {error}") from error
     imported = getattr(module, attribute, None)
     if imported is None:
-        classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, (base, *also))]
-        raise ExtensionError(f"'{path}' has no '{attribute}'{nearest_hint(attribute, classes or [*vars(module)])}")
+        classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
+        fitting = [key for key, value in classes.items() if issubclass(value, (base, *also))]
+        raise ExtensionError(f"'{path}' has no class '{attribute}'{nearest_hint(attribute, fitting or classes)}")
     if not (isinstance(imported, type) and issubclass(imported, (base, *also))):
         raise ExtensionError(f"'{name}' is not a subclass of {base.__module__}.{base.__qualname__}{expected}")
     return imported

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Strict
@@ -198,6 +199,10 @@ class PBTSpec(SpecModel):
     """Maximum factor by which a perturbed hyperparameter is multiplied or divided."""
     optimize_gamma: Flag = False
     """Whether the discount factor gamma is also perturbed, as 1 − gamma."""
+
+    def replaced_policies(self, count: int) -> int:
+        """Return how many of `count` policies replace_fraction selects as the worst, and as the best, policies: the next integer."""
+        return math.ceil(round(self.replace_fraction * count, 9))
 
 
 class SelfPlaySpec(SpecModel):

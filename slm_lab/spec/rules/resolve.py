@@ -379,6 +379,9 @@ def _resolve_sampler(sampler: SamplerSpec, draft: _SpecDraft) -> None:
     spec, report = draft.spec, draft.report
     if sampler.num_policies > 1 and not sampler.async_rl:
         report.note((*SAMPLER, "async_rl"), "false: the amount of data per policy and round then varies at random")
+    if sampler.pbt is not None and sampler.num_policies > 1 and sampler.pbt.start >= spec.env.max_frame:
+        why = f"the first round would be at frame {sampler.pbt.start:,}, but training ends at frame {spec.env.max_frame:,} (env.max_frame)"
+        report.note((*SAMPLER, "pbt", "start"), f"no policy will be replaced or perturbed: {why}")
     if sampler.serial_mode and sampler.async_rl:
         asked = "async_rl" in sampler.model_fields_set and report.is_from_set_argument((*SAMPLER, "async_rl"))
         (report.add_problem if asked else report.note)(

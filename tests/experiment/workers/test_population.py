@@ -167,6 +167,13 @@ def test_a_replaced_policy_copies_everything_but_the_random_stream() -> None:
     assert toys(one)[3].state_dict() == Toy(3).state_dict(), "not among the worst"
 
 
+def test_without_replacement_all_policies_but_the_first_are_perturbed() -> None:
+    one = make_population([0.0, 9.0, 2.0], mutation_rate=1.0, replace_fraction=0.0)
+    for policy in range(3):
+        one.step(policy)
+    assert [toy.tuning == Toy(policy).tuning for policy, toy in enumerate(toys(one))] == [True, False, False]
+
+
 @pytest.mark.parametrize(("policy", "rewards"), [(1, [1.0, 9.0, 2.0, 3.0]), (0, [-9.0, 1.0, 2.0, 3.0])])
 def test_the_best_policy_and_policy_0_are_unchanged(policy: int, rewards: list[float]) -> None:
     one = make_population(rewards, mutation_rate=1.0, optimize_gamma=True)

@@ -24,7 +24,7 @@ from slm_lab.experiment.execute.local.local_executor import LocalTask
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import complete_rows
-from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed
 from slm_lab.experiment.run.engine import SessionsJob, run_inline
 from slm_lab.experiment.run.trial import Trial, TrialResult
 from slm_lab.experiment.session.session import Session
@@ -377,7 +377,7 @@ def test_a_worker_whose_constructor_blocks_again(tmp_path: Path) -> None:
     (blocked := tmp_path / "blocked").mkdir()
     begin = time.monotonic()
     text = r"Blocking-v0 cannot be built: rollout worker 0 made no progress for \d s \(building; meta.stall_limit\) after 1 restart"
-    with pytest.raises(UserError, match=text):
+    with pytest.raises(SpecError, match=text):
         Trial(blocking_spec(blocked, "constructor"), tmp_path / "data").run()
     assert time.monotonic() < begin + SOON
     assert not (tmp_path / "data").exists()

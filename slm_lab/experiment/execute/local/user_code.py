@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from slm_lab.experiment.execute.local.interrupt import UserCodeBlocked, time_limit
-from slm_lab.experiment.plan import Interrupted, Stop, UserError
-from slm_lab.lib.log import PlainError, logger, notice
+from slm_lab.experiment.plan import Interrupted, Stop
+from slm_lab.lib.log import PlainError, UserCodeExited, error_location, error_summary, explain_exit, logger, notice
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 
 class WorkerFailed(PlainError):
@@ -54,13 +56,6 @@ CLOSE_SECONDS = 10.0
 """Maximum time in seconds for closing an env."""
 
 
-class UserCodeExited(BaseException):
-    """Exception that is raised if user code calls os._exit.
-
-    UserCodeExited is not a subclass of Exception, so that `except Exception` in user code does not catch UserCodeExited.
-    """
-
-
 @contextmanager
 def os_exit_raises() -> Iterator[None]:
     """Context manager in which os._exit raises UserCodeExited in this process, so that a run fails with an error instead of ending without
@@ -94,42 +89,27 @@ def is_from_user_code(error: BaseException) -> bool:
     return not (isinstance(error, Interrupted) or by_python)
 
 
-def explain_exit(error: BaseException) -> str | None:
-    """Return a text that says what user code did and where, if the error is not a subclass of Exception. For other errors, return None."""
-    match error:
-        case SystemExit():
-            text = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
-        case UserCodeExited():
-            text = str(error)
-        case KeyboardInterrupt() | GeneratorExit():
-            text = f"{type(error).__name__} was raised (by code, not by a signal)"
-        case _:
-            return None
-    return text + error_location(error)
-
-
-def error_location(error: BaseException) -> str:
-    """Return the file and line that raised an error, as text to append to a message, or "" if the file and line are unknown."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
-
-
 @contextmanager
-def convert_build_errors(name: str, stop: Stop) -> Iterator[None]:
-    """Context manager that raises UserError if the env `name`, which is built in the block, blocks or ends the program.
+def convert_build_errors(spec: Spec, stop: Stop) -> Iterator[None]:
+    """Context manager that raises SpecError if the env of a spec, which is built in the block, blocks or ends the program.
 
-    If the env blocks and a stop was requested, Interrupted is raised instead of UserError.
+    If the env blocks and a stop was requested, Interrupted is raised instead of SpecError.
     """
     try:
         yield
     except UserCodeBlocked as error:
         if stop.requested:
             raise Interrupted("", stop.number) from None
-        raise UserError(f"{name} cannot be built: {error} (meta.stall_limit)") from None
+        raise build_error(spec, f"{error} (meta.stall_limit)") from None
     except (SystemExit, UserCodeExited, KeyboardInterrupt, GeneratorExit) as error:
         if not is_from_user_code(error):
             raise
-        raise UserError(f"{name} cannot be built: {explain_exit(error)}") from error
+        raise build_error(spec, str(explain_exit(error))) from error
+
+
+def build_error(spec: Spec, cause: str) -> SpecError:
+    """Return the error that is raised if the env of a spec cannot be built because of `cause`."""
+    return SpecError(spec.name, [Problem("env.name", f"{spec.env.name} cannot be built: {cause}")])
 
 
 def close_env(close: Callable[[], None]) -> None:
@@ -145,5 +125,5 @@ def close_env(close: Callable[[], None]) -> None:
     except (Exception, SystemExit, UserCodeExited, KeyboardInterrupt, GeneratorExit) as error:
         if not is_from_user_code(error):
             raise
-        notice(f"the env's close() failed: {explain_exit(error) or f'{type(error).__name__}: {error}{error_location(error)}'}")
+        notice(f"the env's close() failed: {explain_exit(error) or error_summary(error)}")
         logger.info("close() failed", exc_info=True)

@@ -347,7 +347,7 @@ class _RepeatedTraining:
             yield copy
 
     def _train(self, session: Session, copy: RunPaths, display: ProgressDisplay) -> None:
-        with convert_build_errors(self.spec.env.name, session.context.stop):
+        with convert_build_errors(self.spec, session.context.stop):
             session.build()
         if self._ends_with_run:
             for learner, frame in zip(session.learners, self._frames_at_last_checkpoint, strict=True):

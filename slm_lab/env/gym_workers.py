@@ -54,7 +54,7 @@ CLOSE_SECONDS = 2.0
 _EXIT_SECONDS = 2.0
 """Maximum time in seconds for a worker process to exit after its pipe was closed."""
 _EXITS = (SystemExit, KeyboardInterrupt, GeneratorExit)
-"""Exceptions that are no subclasses of Exception. Only code raises them in a worker process, because it ignores signals."""
+"""Exceptions that are not subclasses of Exception. In a worker process, which ignores signals, only code raises them."""
 
 
 class _MinimalInfo:
@@ -309,8 +309,8 @@ def _run_worker(
     parent_pipe.close()  # otherwise this copy would keep `pipe` open after the parent has died
     try:
         env = env_fn()
-    except Exception as error:
-        error_queue.put((index, None, error_summary(error), traceback.format_exc()))
+    except (Exception, *_EXITS) as error:
+        error_queue.put((index, None, explain_exit(error) or error_summary(error), traceback.format_exc()))
         try:
             pipe.recv()
             pipe.send((None, False))
@@ -342,7 +342,7 @@ def rebuild_env(make: SingleEnvConstructor, curriculum: Curriculum, values: Valu
 
 class EnvWorkerError(RuntimeError):
     """Raised if the code of an env raised an error in its worker process. The message contains the traceback of the worker process, and
-    `cause` contains the type, message and location of the error in one line."""
+    `cause` contains the type, message and location of the error."""
 
     def __init__(self, message: str, cause: str = "") -> None:
         super().__init__(message)

@@ -112,6 +112,8 @@ class Env:
         if self._normalize_obs is not None:
             self._normalize_obs.update(self._acting_rows(obs))
             obs = self._transform_obs(self._normalize_obs, obs)
+        if self._pending_N is not None:
+            obs = self._replace_nonfinite(obs, self._pending_N)
         try:
             self._check_finite(obs)
         except InvalidOutcome as error:
@@ -169,8 +171,8 @@ class Env:
         Args: action_N: a batch of the agent's actions (see ActionSpace).
 
         Raises: InvalidOutcome if an env returns a value that violates its spaces or Gymnasium's interface, a reward that is not finite, or
-        an observation that is not finite (after normalisation) although its episode was not terminated. If an env fails, `step` raises
-        RuntimeError or the env's own error.
+        an observation that is not finite although its episode was not terminated (infinite numbers are allowed if they are clipped). If an
+        env fails, `step` raises RuntimeError or the env's own error.
         """
         self._steps += 1
         try:
@@ -295,12 +297,11 @@ class Env:
             terminated_N, first_N, over_N = terminated_N | lost_N, first_N | lost_N, over_N | lost_N
         reward_N = self._transform_reward(reward_N, over_N, valid_N)
         last_obs, obs = self._normalize(last_obs, obs, raw)
-        if ended:
-            last_obs = self._replace_nonfinite(last_obs, terminated_N)
-            if self._pending_N is not None:
-                obs = self._replace_nonfinite(obs, self._pending_N)
-            self._check_finite(last_obs)
-        self._check_finite(obs)
+        last_obs = self._replace_nonfinite(last_obs, terminated_N | ~valid_N)
+        if self._pending_N is not None:
+            obs = self._replace_nonfinite(obs, self._pending_N)
+        for each in (obs,) if last_obs is obs else (last_obs, obs):
+            self._check_finite(each)
         return VecStep(reward_N, terminated_N, truncated_N, last_obs, obs, first_N, valid_N, episodes, self.acts_N)
 
     def _check_mask(self, obs: np.ndarray) -> None:
@@ -359,7 +360,9 @@ class Env:
             env, agent = self._env_and_agent_text(int(row))
             element = int(invalid_NF[row].argmax())
             value, size = floats[row].flat[element], invalid_NF.shape[1]
-            message = f"the observation{agent} contains {value} (element {element} of {size}); expected finite numbers"
+            message = (
+                f"the observation{agent} contains {value} (element {element} of {size}); expected finite numbers in the range of float32"
+            )
             raise_invalid_outcome(InvalidOutcome(message), env)
 
     def _floats(self, obs: np.ndarray) -> np.ndarray | None:

@@ -34,8 +34,8 @@ class ConfiguredWrapper:
         """Wrap an env and return the wrapped env. Raises WrapperError."""
         try:
             wrapped = self.wrapper(env, **self.kwargs)
-            assert isinstance(wrapped.observation_space, spaces.Space), "the wrapped env has no observation space"
-            assert isinstance(wrapped.action_space, spaces.Space), "the wrapped env has no action space"
+            if not all(isinstance(space, spaces.Space) for space in (wrapped.observation_space, wrapped.action_space)):
+                raise TypeError("the wrapped env has no observation space or no action space")
             return wrapped
         except WrapperError:
             raise

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 logger = logging.getLogger("slm_lab")
-_NOT_USER_CODE = (str(Path(__file__).parents[1]), str(Path(traceback.__file__).parent))
-"""Folders whose code does not belong to the user: the package slm_lab and the standard library."""
 
 
 def notice(text: str) -> None:
@@ -70,14 +68,30 @@ def explain_exit(error: BaseException) -> str | None:
 
 
 def error_summary(error: BaseException) -> str:
-    """Return the type, the message and the location of an error in one text, such as "ValueError: no map (file maps.py, line 11)"."""
-    location = error_location(error).removeprefix(" in ")
-    return f"{type(error).__name__}: {error}" + (f" (file {location})" if location else "")
+    """Return the type and the message of an error and the innermost line of user code in its traceback (if there is one), such as
+    "ValueError: no map (file maps.py, line 11)"."""
+    try:
+        message = str(error)
+    except Exception:  # raised by the error's own __str__
+        message = "the message cannot be shown"
+    frames = _user_frames(error)
+    return f"{type(error).__name__}: {message}" + (f" (file {frames[-1].filename}, line {frames[-1].lineno})" if frames else "")
 
 
 def error_location(error: BaseException) -> str:
     """Return the file and the line of the innermost user code in the traceback of an error as text to append to a message, such as
     " in maps.py, line 11". Without user code in the traceback, the innermost line counts. The text is empty without a traceback."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    frames = [frame for frame in frames if not frame.filename.startswith(_NOT_USER_CODE)] or frames
+    frames = _user_frames(error) or list(traceback.extract_tb(error.__traceback__))
     return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+
+
+def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return those frames in the traceback of an error whose code belongs neither to slm_lab nor to the standard library."""
+    package, library = Path(__file__).parents[1], Path(traceback.__file__).parent
+    frames = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        parents = Path(frame.filename).parents
+        installed = "site-packages" in (parent.name for parent in parents)
+        if package not in parents and (installed or library not in parents) and not frame.filename.startswith("<"):
+            frames.append(frame)
+    return frames

@@ -200,6 +200,29 @@ def test_faults_name_env_agent_and_step(faults: dict[str, Any], words: str) -> N
     env.close()
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"last": np.nan},  # equal spaces
+        {"last": np.nan, "width": 3},
+        {"width": 40, "images": True},  # the bytes of the images are no numbers
+        {"first": np.inf, "width": 3, "normalize_obs": True},
+    ],
+    ids=str,
+)
+def test_allowed_observations_that_are_not_finite(keys: dict[str, Any]) -> None:
+    """After its termination, an agent may have any observation, also while the others play; infinite numbers may be clipped later."""
+    spec = EnvSpec(name="pettingzoo:tests.env.zoo:Leaving", max_frame=100, num_envs=2, **keys)
+    env = make_env(spec, 3, training=True, defer_normalization=spec.normalize_obs)
+    assert env.reset().shape[0] == 4
+    for _ in range(9):
+        played = env.step(env.sample())
+        if played.obs_N.dtype == np.float32 and not spec.normalize_obs:
+            assert np.isfinite(played.obs_N).all()
+            assert np.isfinite(played.last_obs_N).all()
+    env.close()
+
+
 def test_an_empty_mask_names_env_agent_and_step() -> None:
     env = env_of(num_envs=2, masks=True, action_mask="action_mask")
     env.reset()

@@ -128,6 +128,42 @@ class Numbered(ParallelEnv):
         return {name: np.zeros(1, np.float32) for name in actions}, actions, over, over, {}
 
 
+class Leaving(ParallelEnv):
+    """The episode of agent a ends after its first step, and that of agent b after four steps.
+
+    The observations of b have two numbers, and those of a have `width` numbers. The last observation of a contains `last`, and the first
+    one `first`. With `images`, observations have also an image, whose bytes are all 255.
+    """
+
+    metadata: dict[str, Any] = {"name": "leaving"}
+    possible_agents = ("a", "b")
+
+    def __init__(self, width: int = 2, last: float = 0.0, first: float = 0.0, images: bool = False) -> None:
+        self.width, self.last, self.first, self.images = width, last, first, images
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        numbers = spaces.Box(-9, 9, (self.width if agent == "a" else 2,), np.float32)
+        return spaces.Dict({"numbers": numbers, "image": spaces.Box(0, 255, (4, 4, 3), np.uint8)}) if self.images else numbers
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def _observe(self, agent: str, value: float) -> Any:
+        numbers = np.full(self.width if agent == "a" else 2, value, np.float32)
+        return {"numbers": numbers, "image": np.full((4, 4, 3), 255, np.uint8)} if self.images else numbers
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.t = ["a", "b"], 0
+        return {agent: self._observe(agent, self.first) for agent in self.agents}, {}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        agents, ends = self.agents, {"a": True, "b": self.t == 4}
+        self.agents = [agent for agent in agents if not ends[agent]]
+        obs = {agent: self._observe(agent, self.last if agent == "a" else 0.0) for agent in agents}
+        return obs, dict.fromkeys(agents, 1.0), {agent: ends[agent] for agent in agents}, dict.fromkeys(agents, False), {}
+
+
 class Turns(AECEnv):
     """Agents act in the order `order`. At a sum of actions of 4 or more, the agent that acted gets 1, the others −1, and all agents end.
 

@@ -79,8 +79,9 @@ def test_the_message_names_the_error_and_the_line_of_the_env(backend: str, make_
     [
         (["TimeAwareObservation", "tests.env.test_wrappers:FailsInStep"], "env.wrappers[1]"),
         ([{"name": "ClipReward", "min_reward": "a"}], "env.wrappers[0]"),
+        ([{"name": "ClipReward", "min_reward": 0}, {"name": "ClipReward", "min_reward": "a"}], "env.wrappers"),
     ],
-    ids=["raises", "misuses"],
+    ids=["raises", "misuses", "one of two"],
 )
 def test_the_key_of_a_wrapper_that_fails(wrappers: list[Any], key: str, make_spec: MakeSpec) -> None:
     with pytest.raises(SpecError) as raised:

@@ -105,6 +105,11 @@ def test_report_of_a_run_by_folder_name_and_latest(
 def test_latest_is_the_newest_run_search_or_study(
     run: RunPaths, search: RunPaths, study: StudyPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    dev = RunPaths(tmp_path / "data" / "dev_2026_01_04_120000", "dev")
+    dev.root.mkdir()
+    saved = json.loads(run.spec.read_text())
+    (body,) = saved.values()
+    dev.spec.write_text(json.dumps({"dev": {**body, "meta": {**body.get("meta", {}), "run": [{"mode": "dev"}]}}}))
     monkeypatch.chdir(tmp_path)
     for newest in (study, search, run):
         assert report(capsys, "latest").resolve() == newest.report

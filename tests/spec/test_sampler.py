@@ -49,7 +49,7 @@ def sized(minibatch: int, batches: int, **sampler: Any) -> dict[str, Any]:
         ({"meta.distributed": "synced", "meta.max_session": 2}, "meta.distributed"),
         ({"env.num_envs": 4}, "env.num_envs"),
         ({"meta.sampler": {"num_policies": 2, "pbt": {"perturb_min": 1.6, "perturb_max": 1.5}}}, "meta.sampler.pbt.perturb_min"),
-        ({"meta.sampler": {"num_policies": 2, "pbt": {"replace_fraction": 0.6}}}, "meta.sampler.pbt.replace_fraction"),
+        ({"meta.sampler": {"num_policies": 3, "pbt": {"replace_fraction": 0.667}}}, "meta.sampler.pbt.replace_fraction"),
         ({"meta.sampler": {"inference": "central", "worker_num_splits": 3}}, "meta.sampler.worker_num_splits"),
         ({"meta.sampler": {"inference": "central", "worker_num_splits": 20}}, "meta.sampler.worker_num_splits"),
         ({"agent.algorithm": {"name": "Reinforce"}}, "meta.sampler"),
@@ -138,6 +138,7 @@ def test_the_envs_are_the_workers(specs: Specs) -> None:
         ({"meta.sampler": {"num_policies": 2, "async_rl": False}, "agent.algorithm.minibatch_size": 2048}, "meta.sampler.async_rl"),
         ({"meta.sampler": {"serial_mode": True}, "agent.algorithm.minibatch_size": 2048}, "meta.sampler.async_rl"),
         ({"meta.sampler": {"num_policies": 2, "pbt": {"start": 9000}}, "env.max_frame": 9000}, "meta.sampler.pbt.start"),
+        ({"meta.sampler": {"num_policies": 3, "pbt": {"start": 0, "replace_fraction": 0.666}}}, None),
         ({"meta.sampler": {"num_policies": 2, "pbt": {"start": 8999}}, "env.max_frame": 9000}, None),
         (
             {"meta.sampler": {"serial_mode": True, "async_rl": False, "inference": "central"}, "agent.algorithm.minibatch_size": 2048},

@@ -431,9 +431,7 @@ class Trainer:
             self._report_skipped()
 
     def _report_skipped(self) -> None:
-        notice(
-            "a loss or gradient is not finite; gradient steps with such values are skipped (the learning rate may be too high)"
-        )
+        notice("a loss or gradient is not finite; gradient steps with such values are skipped (the learning rate may be too high)")
 
     @property
     def _is_shared(self) -> bool:

@@ -65,11 +65,12 @@ def notify_if_unfinished(paths: RunPaths) -> None:
 
 
 def newest_folder(data_dir: Path) -> Path:
-    """Return the newest folder of a run of any mode or of a study in `data_dir`. Raises UserError if `data_dir` contains none."""
+    """Return the newest folder of a run of mode train, a search or a study in `data_dir`. Raises UserError if `data_dir` contains none."""
     for folder in _newest_first(data_dir):
-        if run_paths_in(folder) is not None or study_in(folder) is not None:
+        paths = run_paths_in(folder)
+        if study_in(folder) is not None or (paths is not None and (paths.is_training_run or paths.search_state.is_file())):
             return folder
-    raise UserError(f"no run in {data_dir}; train one first")
+    raise UserError(f"no run of mode train, search or study in {data_dir}; train one first")
 
 
 def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:

@@ -84,12 +84,14 @@ def _trial_step(env: Env, spec: Spec, beat: Beat) -> VecStep:
 
 
 def _faulty_key(error: BaseException, spec: Spec) -> str:
-    """Return the key of the wrapper of env.wrappers whose method raised the error, or "env.name" if the env or another wrapper raised the
-    error, or if the traceback of the error is not known."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    innermost = next((owner for owner in reversed(owners) if isinstance(owner, gym.Env)), None)
-    names = [wrapper.name.rpartition(":")[2] for wrapper in spec.env.wrappers]
-    name = type(innermost).__name__
-    return f"env.wrappers[{names.index(name)}]" if isinstance(innermost, gym.Wrapper) and name in names else "env.name"
+    """Return the key of the wrapper of env.wrappers whose method raised the error ("env.wrappers" if several wrappers have its class).
+    Return "env.name" if the env or another wrapper raised the error, or if this is unknown, as with errors of worker processes."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    frames = [frame for cause in causes for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    innermost = next((owner for frame in reversed(frames) if isinstance(owner := frame.f_locals.get("self"), gym.Env)), None)
+    names, name = [wrapper.name.rpartition(":")[2] for wrapper in spec.env.wrappers], type(innermost).__name__
+    if not isinstance(innermost, gym.Wrapper) or name not in names:
+        return "env.name"
+    return f"env.wrappers[{names.index(name)}]" if names.count(name) == 1 else "env.wrappers"

@@ -83,12 +83,14 @@ class PopulationBasedTraining:
     def _worst_and_best(self) -> tuple[list[int], list[int]]:
         """Return (indices of the worst policies, indices of the best policies) by mean return.
 
-        Each returned list contains the fraction spec.replace_fraction of the population.
+        Each list contains at most the fraction spec.replace_fraction of the population. A policy without a mean return is in neither list.
+        The best of the other policies is never among the worst, and no policy is in both lists.
         """
         mean_return = {p: value for p, learner in enumerate(self.learners) if (value := learner.total_reward) is not None}
         count = self.spec.replaced_policies(len(self.learners))
         ranked = sorted(mean_return, key=lambda p: mean_return[p])
-        return ranked[:count], [p for p in ranked[max(len(ranked) - count, 0) :] if p not in ranked[:count]]
+        worst = ranked[: min(count, len(ranked) - 1)] if ranked else []
+        return worst, [p for p in ranked[max(len(ranked) - count, 0) :] if p not in worst]
 
     def _policy_to_copy(self, policy: int, best: Sequence[int]) -> int | None:
         """Draw one of the best policies at random, and return its index if its mean return sufficiently exceeds that of `policy`.

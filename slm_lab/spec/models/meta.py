@@ -201,7 +201,8 @@ class PBTSpec(SpecModel):
     """Whether the discount factor gamma is also perturbed, as 1 − gamma."""
 
     def replaced_policies(self, count: int) -> int:
-        """Return how many of `count` policies replace_fraction selects as the worst, and as the best, policies: the next integer."""
+        """Return how many of `count` policies are selected as the worst, and as the best, policies: the fraction replace_fraction of them,
+        rounded up."""
         return math.ceil(round(self.replace_fraction * count, 9))
 
 

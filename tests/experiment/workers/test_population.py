@@ -142,7 +142,8 @@ def test_a_round_is_due_by_a_policys_own_frames() -> None:
         ([5.0, None, 2.0, 3.0], {}, {None}),
         ([None, 1.0, None, None], {}, {None}),
         ([5.0, 1.0, 2.0, 3.0], {"replace_fraction": 0.0}, {None}),
-        ([1.0, 5.0, 2.0, 3.0], {"replace_fraction": 1.0}, {None}),
+        ([1.0, 5.0, 2.0, 3.0], {"replace_fraction": 0.75}, {None}),
+        ([None, 1.0, None, 3.0], {"replace_fraction": 0.5}, {3}),
         ([5.0, 2.0, 1.0, 3.0], {"replace_fraction": 0.25}, {None}),
     ],
 )
@@ -390,7 +391,7 @@ def test_the_episode_history_of_a_replaced_policy_starts_anew(open_session: Open
     population.step(0)
     population.step(1)
     assert [learner.total_reward for learner in session.learners] == [50.0, None, 60.0]
-    assert population._worst_and_best() == ([0, 2], []), "it is not ranked before it has played"
+    assert population._worst_and_best() == ([0], [2]), "it is not ranked before it has played"
     session.learners[1].recorder.on_step([Episode(0, 30.0, 10)])
     assert session.learners[1].total_reward == 30.0
 

@@ -82,11 +82,11 @@ class RunsSimulator(Toy):
 
 
 class NotFinite(Toy):
-    """Observations are NaN or infinite at random, with probability `rate`."""
+    """Observations contain an infinite number at random, with probability `rate`, or NaN, with probability `nan`."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, nan: float = 0.0) -> None:
         super().__init__(reuse=False)
-        self.rate = rate
+        self.rate, self.nan = rate, nan
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         obs, info = super().reset(seed=seed)
@@ -98,7 +98,9 @@ class NotFinite(Toy):
 
     def _spoiled(self, obs: np.ndarray) -> np.ndarray:
         if self.np_random.random() < self.rate:
-            obs[1] = self.np_random.choice([np.nan, np.inf, -np.inf])
+            obs[1] = self.np_random.choice([np.inf, -np.inf])
+        if self.np_random.random() < self.nan:
+            obs[1] = np.nan
         return obs
 
 

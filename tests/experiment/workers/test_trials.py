@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slm_lab.env import InvalidOutcome
 from slm_lab.experiment.collect.workers.task_pool import TaskPool
 from slm_lab.experiment.events import Event, SessionEnded
 from slm_lab.experiment.execute.local.local_executor import LocalTask
+from slm_lab.experiment.execute.local.user_code import WorkerFailed
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import complete_rows
@@ -421,19 +423,22 @@ def test_a_stop_while_a_worker_blocks(where: str, serial: bool, tmp_path: Path) 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("memory", ["on-policy", "replay"])
-def test_observations_that_are_not_finite_change_neither_weights_nor_statistics(memory: str, open_session: Open) -> None:
-    """If all observations are NaN or infinite, nothing changes; if some are, weights and statistics stay finite."""
+def test_observations_that_are_not_finite(memory: str, open_session: Open) -> None:
+    """Infinite numbers are clipped, and do not change the statistics. NaN is an error that names env and step."""
     sections = {} if memory == "on-policy" else {"algorithm": DQN, "memory": REPLAY, "sampler": {"async_rl": True, "serial_mode": True}}
+    env = {"name": f"{ENVS}:NotFinite-v0", "backend": "sync", "max_frame": 1024, "normalize_obs": True}
     for rate in (1.0, 0.02):
-        env = {"name": f"{ENVS}:NotFinite-v0", "backend": "sync", "rate": rate, "max_frame": 1024, "normalize_obs": True}
-        session = open_session(worker_spec(env=env, **sections)).build()
+        session = open_session(worker_spec(env=env | {"rate": rate}, **sections)).build()
         before = weights_of(session)
         session.run()
         after, stats = weights_of(session), session.learners[0].normalizers.state_dict()["obs_stats"]
         assert session.clock.frame >= 1024
         assert np.isfinite(after).all()
         assert np.isfinite([*stats["mean"], *stats["m2"]]).all()
-        assert np.array_equal(before, after) == (rate == 1.0)
+        assert not np.array_equal(before, after)
         assert stats["count"] == 0 if rate == 1.0 else stats["count"] > 950, "only what is not finite is left out"
         for weights in source_of(session).arrays.weights:
             assert np.isfinite(weights._arrays["param"]).all()
+    failing = open_session(worker_spec(env=env | {"rate": 0.0, "nan": 0.02}, **sections)).build()
+    with pytest.raises((WorkerFailed, InvalidOutcome), match=r"NotFinite-v0, env \d+, (step \d+|reset): the observation contains nan"):
+        failing.run()

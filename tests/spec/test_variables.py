@@ -46,6 +46,14 @@ def test_each_place_of_an_unfilled_variable_is_told_with_the_other_problems(spec
     assert problems == ["agent.name (missing)", "env.name (missing)", "agent.algorithm.gama (unknown)"]
 
 
+def test_a_replaced_value_needs_no_variable(specs: Specs) -> None:
+    nets = {"agent.net.hid_layers": ["${width}", 8], "agent.net.optim_spec": {"lr": "${lr}"}}
+    sets = ["env.name=CartPole-v1", "agent.name=x", "agent.net.hid_layers=[4]", "agent.net.optim_spec.lr=0.5", "max_frame=1e6"]
+    spec = specs.load(VARS | nets, sets)
+    assert (spec.env.name, spec.agent.name, spec.agent.net.hid_layers) == ("CartPole-v1", "x", [4])  # type: ignore[union-attr]
+    assert specs.problems(VARS | nets, ["env.max_frame=9", *sets[:3]]) == ["agent.net.optim_spec.lr (missing)"]
+
+
 def test_overrides_by_path(specs: Specs) -> None:
     sets = [
         "agent.algorithm.gamma=0.5",

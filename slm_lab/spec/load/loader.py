@@ -217,6 +217,9 @@ def _load_entry(
         body = {inner: value for inner, value in raw.items() if inner != "spec_params"}
         one, found = Report(), dict[str, list[KeyPath]]()
         filled = fill_variables(body, arguments.variables | combo, found, one)
+        replaced = [show_path(path) for path in options.overrides]  # variables in the replaced values need no value
+        below = tuple(f"{path}{separator}" for path in replaced for separator in ".[")
+        one.problems = [problem for problem in one.problems if problem.path not in replaced and not problem.path.startswith(below)]
         for location in (location for variable in found.keys() & arguments.variables.keys() for location in found[variable]):
             one.mark_set_argument(location)
         used |= found.keys() | (set(params) if isinstance(params, dict) else set())

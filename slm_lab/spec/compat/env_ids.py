@@ -129,7 +129,7 @@ def _pettingzoo_unavailable_reason(name: str, id_: str) -> str | None:
         )
     known = pettingzoo_envs()
     if id_ not in known:
-        return f"PettingZoo has no env '{id_}'{nearest_hint(id_, known)}"
+        return f"PettingZoo has no env '{id_}'{nearest_hint(id_.rpartition('.')[2], known)}"
     package = known[id_].package
     if _is_installed(package):
         return None

@@ -255,6 +255,7 @@ def test_an_agent_that_acts_after_its_end() -> None:
         ({"name": "pettingzoo:tests.env.zoo:Nothing"}, "env.name", "tests.env.zoo has no 'Nothing'"),
         ({"name": "pettingzoo:nowhere.zoo:Env"}, "env.name", "no package 'nowhere'"),
         ({"name": "pettingzoo:tictactoe_v2"}, "env.name", "did you mean 'tictactoe_v3'?"),
+        ({"name": "pettingzoo:pettingzoo.classic.tictactoe_v3"}, "env.name", "did you mean 'tictactoe_v3'?"),
         ({"name": "pettingzoo:a-b:c"}, "env.name", "must be pettingzoo:NAME or pettingzoo:package.module:Class"),
         ({"wrappers": [{"name": "ClipAction"}]}, "env.wrappers", "has no effect on pettingzoo:"),
         ({"schedule": {"ends": [[0, [1]], [5, [2]]]}}, "env.schedule", "has no effect on pettingzoo:"),

@@ -153,9 +153,8 @@ def _unknown_key_hint(key: str, section: KeyPath, parents: list[type[BaseModel]]
     """
     if key in OTHER_NAMES:
         return f"; slm_lab calls it {OTHER_NAMES[key]}"
-    allowed = list(dict.fromkeys(name for parent in parents for name in parent.model_fields))
-    if section == ("meta",):
-        allowed.remove("run")  # only slm_lab writes meta.run
+    names = dict.fromkeys(name for parent in parents for name in parent.model_fields)
+    allowed = [name for name in names if (*section, name) != ("meta", "run")]  # only slm_lab writes meta.run
     others = (location for location, words in SECTION_KEYS.items() if location != section and key in words)
     listed = f"; allowed: {', '.join(allowed)}" if len(parents) == 1 else ""
     return nearest_hint(key, allowed) or next((f"; it belongs in {show_path(location)}" for location in others), listed)

@@ -85,6 +85,13 @@ SECTIONS = (
         "SLM Lab (100 M frames)",
     ),
     Section(
+        "DeepMind Control: PPO after 10 million frames",
+        "dm_control_10m",
+        "This table has the environments in which the score after 5 million frames is below the published score and the returns still "
+        "rise at the end. Apart from the number of frames, the settings are those of the table above.",
+        "SLM Lab (100 M frames)",
+    ),
+    Section(
         "MuJoCo Playground: PPO",
         "playground",
         "The environments are those of EnvPool, which use MuJoCo in C instead of MJX. The published scores are from SLM Lab v5.3 after "

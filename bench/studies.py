@@ -23,7 +23,7 @@ class Kept(NamedTuple):
 
 
 TABLES = (
-    "mujoco_1m", "mujoco", "async_sac_humanoid", "dm_control_5m", "minatar", "off_policy_100k", "playground", "pong",
+    "mujoco_1m", "mujoco", "async_sac_humanoid", "dm_control_5m", "dm_control_10m", "minatar", "off_policy_100k", "playground", "pong",
 )  # fmt: skip
 """The studies of tables.json, in the order in which `make benchmarks` trains them."""
 LEARNING_CURVES = (

@@ -137,6 +137,10 @@ def test_rules() -> None:
         ([[0, 1], [5]], "must be a list of pairs [frame, value] with numbers as frames; item 1 is [5]"),
         ([[5, 1]], "the first frame must be 0, not 5"),
         ([[0, 1], [5, 2], [5, 3]], "the frames must increase"),
+        (
+            {"name": "linear_decay", "start_val": 1, "end_val": 2, "start_step": 9, "end_step": 5},
+            "end_step must be at least start_step (9), not 5",
+        ),
         ([[0, 1], [5, "x"], [6, 3.0]], "the values must be of one kind"),
         ({"by": "return", "start": "easy", "steps": [[5, 1]]}, "the values must be of one kind"),
         ({"by": "reward", "start": 0}, '"by" must be "return"'),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -26,6 +27,24 @@ from slm_lab.spec.report import SpecError
 from slm_lab.testing.spec_contract import SpecContract
 from tests.agent.scripted import balance, played, swing_up
 from tests.experiment.test_load import trained
+
+
+def test_numbers_that_are_not_finite_and_actions_outside_of_the_space_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file.npz"
+    data = saved(file, "CartPole-v1", balance, 1)
+    header = {"env": "CartPole-v1", "spaces": played("CartPole-v1", balance, 1)[1].info.spaces}
+    obs_K, last_obs_E, action_K, reward_K = data.obs_K.copy(), data.last_obs_E.copy(), data.action_K.copy(), data.reward_K.copy()
+    obs_K[3, 2], last_obs_E[0, 1], action_K[4], reward_K[5] = np.nan, np.inf, 7, -np.inf
+    write(file, replace(data, obs_K=obs_K), header)
+    assert problem(bc(file)) == f"{file}: obs_K[3, 2] is nan; expected a finite number"
+    write(file, replace(data, reward_K=reward_K), header)
+    assert problem(bc(file)) == f"{file}: reward_K[5] is -inf; expected a finite number"
+    write(file, replace(data, action_K=action_K), header)
+    assert problem(bc(file)) == f"{file}: the action of transition 4 is 7; CartPole-v1 allows 0 to 1"
+    write(file, replace(data, last_obs_E=last_obs_E), header)
+    assert problem(bc(file)) == f"{file}: last_obs_E[0, 1] is inf; expected a finite number"
+    slm_lab.Session(bc(file, CARTPOLE | {"clip_obs": 10.0})).build()
+
 
 CARTPOLE = {"name": "CartPole-v1", "max_frame": 400}
 
@@ -81,6 +100,13 @@ def test_a_file_is_not_overwritten_unless_told(tmp_path: Path, capsys: pytest.Ca
     assert main([f"enjoy@{paths.root}", "--replace"]) == 2
     assert "--replace has no effect without --record PATH" in capsys.readouterr().err
     assert main([*record[:-1], str(tmp_path)]) == 2
+    (link := tmp_path / "link.npz").symlink_to(file)
+    os.mkfifo(fifo := tmp_path / "fifo.npz")
+    for special in (link, fifo):
+        assert main([*record[:-1], str(special), "--replace"]) == 2
+        assert f"--record {special} is a symbolic link or a special file" in capsys.readouterr().err
+    assert link.is_symlink()
+    link.unlink(), fifo.unlink()
     assert main([*record[:-1], str(tmp_path / "no" / "file.npz")]) == 2
     assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["episodes.npz"]  # no temporary file is left
 
@@ -173,6 +199,9 @@ def test_other_spaces_and_files_that_cannot_be_read_are_refused(tmp_path: Path) 
     write(file, data, {"env": "CartPole-v1", "spaces": read_env | {"action": {"type": "Discrete", "n": 3, "start": 0, "dtype": "int64"}}})
     assert problem(bc(file)) == f"{file} has actions Discrete(3); those of CartPole-v1 are Discrete(2)"
     write(file, replace(data, last_obs_E=data.last_obs_E[:0]), {"env": "CartPole-v1", "spaces": read_env})
+    assert problem(bc(file)) == f"{file} is damaged: its episodes are not complete"
+    never = np.zeros(len(data), np.bool_)
+    write(file, replace(data, terminated_K=never, truncated_K=never, last_obs_E=data.last_obs_E[:0]), {"env": None, "spaces": read_env})
     assert problem(bc(file)) == f"{file} is damaged: its episodes are not complete"
     file.write_bytes(file.read_bytes()[:300])
     assert "is damaged, or is not a data set of enjoy --record" in problem(bc(file))

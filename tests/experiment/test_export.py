@@ -396,3 +396,9 @@ def test_a_run_without_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint in"):
         export_training(Training(paths))
     assert json.loads(paths.spec.read_text())
+
+
+def test_a_special_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "policy.onnx")
+    with pytest.raises(UserError, match="is a special file"):
+        export.choose_format(fifo, None)

@@ -121,6 +121,8 @@ def choose_format(out: Path | None, format: Format | None) -> Format:
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         why = "is a folder; expected a file" if out.is_dir() else f"cannot be written: there is no folder {out.parent}"
         raise UserError(f"--out {out} {why}")
+    if out is not None and out.exists() and not out.is_file():
+        raise UserError(f"--out {out} is a special file; expected the path of a regular file")
     named = None if out is None else next((name for name, suffix in SUFFIXES.items() if out.suffix == suffix), None)
     if out is not None and (named is None or (format is not None and format != named)):
         expected = " or ".join(SUFFIXES.values()) if format is None else SUFFIXES[format]

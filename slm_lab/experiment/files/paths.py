@@ -390,7 +390,8 @@ def not_a_run_message(folder: Path | str) -> str:
     """Return the error message that a folder is not a run folder, with the reason."""
     if (study := study_in(Path(folder))) is not None:
         return f"'{folder}' is the folder of the study '{study.name}', not of a run; to continue it: FILE {study.name} study@{folder}"
-    return f"'{folder}' is not a run folder: it {'has no *_spec.json' if Path(folder).is_dir() else 'does not exist'}"
+    reason = "has no *_spec.json" if Path(folder).is_dir() else "is a file" if Path(folder).is_file() else "does not exist"
+    return f"'{folder}' is not a run folder: it {reason}"
 
 
 def run_paths_in(folder: Path) -> RunPaths | None:

@@ -42,6 +42,8 @@ def check_output_path(path: Path, replaces: bool) -> None:
     """
     if path.is_dir():
         raise UserError(f"--record {path} is a folder; expected a file, such as {path / 'demonstrations.npz'}")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UserError(f"--record {path} is a symbolic link or a special file; expected the path of a regular file")
     if path.exists() and not replaces:
         raise UserError(f"--record {path} exists; choose another name, or add --replace to overwrite it")
     if not path.absolute().parent.is_dir():
@@ -87,7 +89,7 @@ def read(path: Path) -> tuple[Demonstrations, dict[str, Any]]:
     flags = {data.terminated_K.dtype, data.truncated_K.dtype}
     if not data.last_obs_E.ndim or any(item.shape[:1] != data.reward_K.shape for item in rows) or flags != {np.dtype(np.bool_)}:
         raise ValueError(f"{path} is damaged: its arrays have different lengths, or other types than those of enjoy --record")
-    if len(data.end_E) != len(data.last_obs_E) or not len(data) or data.end_E[-1] != len(data) - 1:
+    if len(data.end_E) != len(data.last_obs_E) or not len(data.end_E) or data.end_E[-1] != len(data) - 1:
         raise ValueError(f"{path} is damaged: its episodes are not complete")
     return data, header
 
@@ -110,8 +112,31 @@ def load_demonstrations(spec: Spec, info: EnvInfo) -> Demonstrations:
         raise _spec_error(
             spec, f"{where} has observations {of_data}; those of {spec.env.name} are {of_env}: env.wrappers or obs_keys differ"
         )
+    _check_values(spec, info, where, data)
     rewards = RewardNormalizer(spec.env, len(data), spec.agent.algorithm.gamma)
     return replace(data, reward_K=rewards(data.reward_K))
+
+
+def _check_values(spec: Spec, info: EnvInfo, where: str, data: Demonstrations) -> None:
+    """Raise SpecError if a number of a data set is not finite, or if an action is not in the action space of `info`. Infinite numbers in
+    observations are allowed if observations are clipped."""
+    clips = spec.env.normalize_obs or spec.env.clip_obs is not None
+    for name in ("obs_K", "last_obs_E", "action_K", "reward_K"):
+        values = getattr(data, name)
+        invalid = np.isnan(values) if clips and "obs" in name else ~np.isfinite(values)
+        if invalid.any():
+            index = tuple(int(axis[0]) for axis in invalid.nonzero())
+            raise _spec_error(spec, f"{where}: {name}{list(index)} is {values[index]}; expected a finite number")
+    column = 0
+    for part in info.action.parts:
+        action_KD = data.action_K.reshape(len(data), -1)[:, column : column + part.dim]
+        column += part.dim
+        if part.kind == "continuous":
+            continue
+        highest_D = np.array(part.nvec or [2] * part.dim) - 1
+        for row in np.flatnonzero(((action_KD < 0) | (action_KD > highest_D)).any(axis=1))[:1]:
+            given, highest = (", ".join(f"{number:g}" for number in numbers) for numbers in (action_KD[row], highest_D))
+            raise _spec_error(spec, f"{where}: the action of transition {row} is {given}; {spec.env.name} allows 0 to {highest}")
 
 
 def _check_header(spec: Spec, info: EnvInfo, where: str, header: Mapping[str, Any]) -> None:

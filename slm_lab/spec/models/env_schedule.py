@@ -73,11 +73,15 @@ def parse_rule(value: Any) -> Rule:
     if isinstance(value, dict) and "by" in value:
         return _parse_return_rule(value)
     try:
-        return ScheduleRule(_SCHEDULE.validate_python(value))
+        schedule = _SCHEDULE.validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         what = ".".join(map(str, first["loc"][1:]))
         raise ValueError(f"{f'{what}: ' if what else ''}{_error_reason(first)}; must be {FORMS}") from None
+    start, end = getattr(schedule, "start_step", 0), getattr(schedule, "end_step", math.inf)
+    if end < start:
+        raise ValueError(f"end_step must be at least start_step ({start:g}), not {end:g}")
+    return ScheduleRule(schedule)
 
 
 FORMS = (

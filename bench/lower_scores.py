@@ -63,6 +63,7 @@ REMARKS = {
         )
         for task in ("Easy", "Hard")
     },
+    ("dm_control_5m", "WalkerRun-v1", "PPO"): "The published score is from 20 times as many frames. The returns still rise at the end.",
     ("dm_control_5m", "WalkerWalk-v1", "PPO"): "The return of one of the four seeds stays near 570 from 1 million frames on.",
 }
 """(study, env, algorithm) → what is known about the cause of a low score, and what was tried."""

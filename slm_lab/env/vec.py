@@ -208,8 +208,7 @@ class Env:
         reward_N[0] = reward
         if self._normalizes:
             obs_N, reward_N = self._normalize_both(obs_N, reward_N)
-        if not (self._all_floats and np.vdot(obs_N, obs_N) < inf):  # if the sum of squares is finite, all numbers are finite
-            self._check_finite(obs_N)
+        self._check_finite(obs_N)
         return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [])
 
     def _finish_step(self, raw: RawStep) -> VecStep:
@@ -300,8 +299,9 @@ class Env:
         last_obs = self._replace_nonfinite(last_obs, terminated_N | ~valid_N)
         if self._pending_N is not None:
             obs = self._replace_nonfinite(obs, self._pending_N)
-        for each in (obs,) if last_obs is obs else (last_obs, obs):
-            self._check_finite(each)
+        self._check_finite(obs)
+        if last_obs is not obs:
+            self._check_finite(last_obs)
         return VecStep(reward_N, terminated_N, truncated_N, last_obs, obs, first_N, valid_N, episodes, self.acts_N)
 
     def _check_mask(self, obs: np.ndarray) -> None:
@@ -352,7 +352,7 @@ class Env:
         """Raise InvalidOutcome for the first observation that contains NaN or an infinite number. Infinite numbers are allowed if the
         observations will be normalised later (defer_normalization), because they will then be clipped."""
         floats = self._floats(obs)
-        if floats is None or np.vdot(floats, floats) < inf:
+        if floats is None or np.vdot(floats, floats) < inf:  # if the sum of squares is finite, all numbers are finite
             return
         clipped = self._defers_normalization and self._normalize_obs is not None
         invalid_NF = (np.isnan(floats) if clipped else ~np.isfinite(floats)).reshape(len(obs), -1)
@@ -367,7 +367,7 @@ class Env:
 
     def _floats(self, obs: np.ndarray) -> np.ndarray | None:
         """Return a view of the float32 numbers of the observations, or None if the observations contain no float32 numbers."""
-        if obs.dtype != np.uint8:
+        if self._all_floats:
             return obs
         numbers = self.info.observation.packed_float_count
         return obs[:, : 4 * numbers].view(np.float32) if numbers else None

@@ -1,4 +1,4 @@
-"""Messages to the user: notices, which are single lines, errors that are shown without a traceback, and descriptions of errors."""
+"""Messages to the user: notices of one line, errors that are shown without a traceback, and functions that describe an error as text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ class UserCodeExited(BaseException):
 
 
 def explain_exit(error: BaseException) -> str | None:
-    """Return a text that says what user code did and where, if the error is not a subclass of Exception. For other errors, return None."""
+    """Return a message that says which code ended the program and how (sys.exit, os._exit, KeyboardInterrupt or GeneratorExit).
+
+    The message contains the file and the line. For all other errors, return None.
+    """
     match error:
         case SystemExit():
             text = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
@@ -68,8 +71,10 @@ def explain_exit(error: BaseException) -> str | None:
 
 
 def error_summary(error: BaseException) -> str:
-    """Return the type and the message of an error and the innermost line of user code in its traceback (if there is one), such as
-    "ValueError: no map (file maps.py, line 11)"."""
+    """Return the type, the message and the location of an error, such as "ValueError: no map (file maps.py, line 11)".
+
+    The location is the innermost frame of user code in the traceback. It is left out if the traceback contains no user code.
+    """
     try:
         message = str(error)
     except Exception:  # raised by the error's own __str__
@@ -79,8 +84,11 @@ def error_summary(error: BaseException) -> str:
 
 
 def error_location(error: BaseException) -> str:
-    """Return the file and the line of the innermost user code in the traceback of an error as text to append to a message, such as
-    " in maps.py, line 11". Without user code in the traceback, the innermost line counts. The text is empty without a traceback."""
+    """Return the location of an error as the end of a message, such as " in maps.py, line 11".
+
+    The location is the innermost frame of user code in the traceback, or the innermost frame if there is no user code. The returned text is
+    empty if the error has no traceback.
+    """
     frames = _user_frames(error) or list(traceback.extract_tb(error.__traceback__))
     return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 

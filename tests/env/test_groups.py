@@ -205,13 +205,13 @@ def test_faults_name_env_agent_and_step(faults: dict[str, Any], words: str) -> N
     [
         {"last": np.nan},  # equal spaces
         {"last": np.nan, "width": 3},
-        {"width": 40, "images": True},  # the bytes of the images are no numbers
+        {"width": 40, "images": True},  # the bytes of images are not float32 numbers
         {"first": np.inf, "width": 3, "normalize_obs": True},
     ],
     ids=str,
 )
 def test_allowed_observations_that_are_not_finite(keys: dict[str, Any]) -> None:
-    """After its termination, an agent may have any observation, also while the others play; infinite numbers may be clipped later."""
+    """Observations of terminated agents may contain NaN. Infinite numbers are allowed if the observations will be clipped."""
     spec = EnvSpec(name="pettingzoo:tests.env.zoo:Leaving", max_frame=100, num_envs=2, **keys)
     env = make_env(spec, 3, training=True, defer_normalization=spec.normalize_obs)
     assert env.reset().shape[0] == 4

@@ -284,11 +284,10 @@ def test_a_reward_that_is_not_finite_in_float32(value: float, num_envs: int) -> 
     ],
 )
 def test_an_observation_that_is_not_finite(value: float, keys: dict[str, Any], allowed: bool) -> None:
-    truncate = keys.pop("truncate", False)
-    wrapper = {"name": "tests.env.test_step:Broken", "value": value, "index": 0, "truncate": truncate}
-    deferred = keys.pop("defer_normalization", False)
-    spec = EnvSpec(name="Pendulum-v1", max_frame=1000, wrappers=[wrapper], **keys)
-    env = make_env(spec, SEED, training=True, defer_normalization=deferred)
+    wrapper = {"name": "tests.env.test_step:Broken", "value": value, "index": 0, "truncate": keys.get("truncate", False)}
+    env_keys = {key: setting for key, setting in keys.items() if key not in ("truncate", "defer_normalization")}
+    spec = EnvSpec(name="Pendulum-v1", max_frame=1000, wrappers=[wrapper], **env_keys)
+    env = make_env(spec, SEED, training=True, defer_normalization=keys.get("defer_normalization", False))
     env.reset()
     env.step(env.sample())
     if allowed:
@@ -335,7 +334,7 @@ class Broken(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = super().reset(seed=seed, options=options)
-        return (self._broken(obs) if self.t == self.at else obs), info
+        return (self._broken(obs) if self.at == 0 else obs), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.t += 1

@@ -129,10 +129,10 @@ class Numbered(ParallelEnv):
 
 
 class Leaving(ParallelEnv):
-    """The episode of agent a ends after its first step, and that of agent b after four steps.
+    """Env in which agent a terminates after one step, and agent b after four steps.
 
-    The observations of b have two numbers, and those of a have `width` numbers. The last observation of a contains `last`, and the first
-    one `first`. With `images`, observations have also an image, whose bytes are all 255.
+    Args: width: number of elements of the observations of a (those of b have 2). first, last: value of all elements of the first
+    observations, and of the last observation of a. images: whether observations also contain a white image.
     """
 
     metadata: dict[str, Any] = {"name": "leaving"}

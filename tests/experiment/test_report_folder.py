@@ -117,6 +117,14 @@ def test_latest_is_the_newest_run_search_or_study(
     assert "no run" in refused(capsys, "latest")
 
 
+def test_a_folder_of_a_study_and_a_file_are_not_runs(study: StudyPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"train@{study.root}"]) == 2
+    assert f"to continue it: FILE st study@{study.root}" in capsys.readouterr().err
+    (file := tmp_path / "c.json").write_text("{}")
+    assert main(["verify", str(file)]) == 2
+    assert f"'{file}' is not a run folder: it is a file" in capsys.readouterr().err
+
+
 def test_report_of_nothing_is_refused(run: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "RUN is missing" in refused(capsys)
     assert "too many arguments" in refused(capsys, "a", "b")

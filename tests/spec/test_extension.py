@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from typing import Any
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 
 from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.models.algorithm import AlgorithmSpec
+from slm_lab.spec.models.base import ExtensionError, import_class
 from slm_lab.spec.models.net import OptimSpec
+from slm_lab.spec.report import SpecError
 from tests.spec.conftest import PPO, Specs, changed
 from tests.spec.user import models
 
@@ -110,3 +114,16 @@ assert main(["check", {str(file)!r}]) == 2
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_hint_names_only_classes() -> None:
+    """The module contains `np`, which is not a class."""
+    with pytest.raises(ExtensionError, match=r"'tests\.env\.toys' has no class 'npp'$"):
+        import_class("tests.env.toys:npp", AlgorithmSpec)
+
+
+def test_the_allowed_keys_of_meta_do_not_include_run(specs: Specs) -> None:
+    """Only slm_lab writes meta.run."""
+    with pytest.raises(SpecError, match=r"meta\.zzz: unknown key; allowed: distributed, ") as raised:
+        specs.load({"meta.zzz": 1})
+    assert not re.search(r"\brun\b", str(raised.value))

@@ -65,12 +65,15 @@ def notify_if_unfinished(paths: RunPaths) -> None:
 
 
 def newest_folder(data_dir: Path) -> Path:
-    """Return the newest folder of a run of mode train, a search or a study in `data_dir`. Raises UserError if `data_dir` contains none."""
+    """Return the newest folder in `data_dir` that contains a run of mode train, a search or a study.
+
+    Raises UserError if there is no such folder.
+    """
     for folder in _newest_first(data_dir):
         paths = run_paths_in(folder)
         if study_in(folder) is not None or (paths is not None and (paths.is_training_run or paths.search_state.is_file())):
             return folder
-    raise UserError(f"no run of mode train, search or study in {data_dir}; train one first")
+    raise UserError(f"no run, search or study in {data_dir} (runs of mode dev are not used); train first, or give a folder")
 
 
 def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.agent_spaces import image_channels
-from slm_lab.env.normalize import RewardNormalizer
+from slm_lab.env.normalize import RewardNormalizer, normalizes_obs
 from slm_lab.env.spaces import action_codec, box_scale, is_compatible_space, space_from_dict
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.training.minari_data import is_minari, read_minari
@@ -120,10 +120,9 @@ def load_demonstrations(spec: Spec, info: EnvInfo) -> Demonstrations:
 def _check_values(spec: Spec, info: EnvInfo, where: str, data: Demonstrations) -> None:
     """Raise SpecError if a number of a data set is not finite, or if an action is not in the action space of `info`. Infinite numbers in
     observations are allowed if observations are clipped."""
-    clips = spec.env.normalize_obs or spec.env.clip_obs is not None
     for name in ("obs_K", "last_obs_E", "action_K", "reward_K"):
         values = getattr(data, name)
-        invalid = np.isnan(values) if clips and "obs" in name else ~np.isfinite(values)
+        invalid = np.isnan(values) if "obs" in name and normalizes_obs(spec.env) else ~np.isfinite(values)
         if invalid.any():
             index = tuple(int(axis[0]) for axis in invalid.nonzero())
             raise _spec_error(spec, f"{where}: {name}{list(index)} is {values[index]}; expected a finite number")

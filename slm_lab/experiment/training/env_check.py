@@ -84,8 +84,11 @@ def _trial_step(env: Env, spec: Spec, beat: Beat) -> VecStep:
 
 
 def _faulty_key(error: BaseException, spec: Spec) -> str:
-    """Return the key of the wrapper of env.wrappers whose method raised the error ("env.wrappers" if several wrappers have its class).
-    Return "env.name" if the env or another wrapper raised the error, or if this is unknown, as with errors of worker processes."""
+    """Return the key in the spec of the wrapper that raised an error, such as "env.wrappers[0]", or "env.name" if the env raised it.
+
+    If several wrappers have the same class, the key is "env.wrappers". If the traceback does not show which object raised the error, as
+    with errors of worker processes, the key is "env.name".
+    """
     causes = [error]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)

@@ -89,7 +89,7 @@ class PopulationBasedTraining:
         mean_return = {p: value for p, learner in enumerate(self.learners) if (value := learner.total_reward) is not None}
         count = self.spec.replaced_policies(len(self.learners))
         ranked = sorted(mean_return, key=lambda p: mean_return[p])
-        worst = ranked[: min(count, len(ranked) - 1)] if ranked else []
+        worst = ranked[:-1][:count]
         return worst, [p for p in ranked[max(len(ranked) - count, 0) :] if p not in worst]
 
     def _policy_to_copy(self, policy: int, best: Sequence[int]) -> int | None:

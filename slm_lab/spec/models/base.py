@@ -267,6 +267,13 @@ class PeriodicDecay(_Decay):
 Schedule = Annotated[NoDecay | LinearDecay | RateDecay | PeriodicDecay, Field(discriminator="name")]
 
 
+def schedule_order_problem(schedule: object) -> str | None:
+    """Return the error message for the key end_step of a schedule that ends before it starts, or None for other values."""
+    if isinstance(schedule, _Decay) and schedule.end_step < schedule.start_step:
+        return f"must be at least start_step ({schedule.start_step:g}), not {schedule.end_step:g}"
+    return None
+
+
 def constant_schedule(value: float) -> NoDecay:
     """Return a schedule with a constant value."""
     return NoDecay(name="no_decay", start_val=value)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from slm_lab.spec.models.base import Schedule
+from slm_lab.spec.models.base import Schedule, schedule_order_problem
 
 EPISODES = 20
 """Default number of episodes whose mean return is compared with the return at which the value changes."""
@@ -78,9 +78,8 @@ def parse_rule(value: Any) -> Rule:
         first = error.errors(include_url=False)[0]
         what = ".".join(map(str, first["loc"][1:]))
         raise ValueError(f"{f'{what}: ' if what else ''}{_error_reason(first)}; must be {FORMS}") from None
-    start, end = getattr(schedule, "start_step", 0), getattr(schedule, "end_step", math.inf)
-    if end < start:
-        raise ValueError(f"end_step must be at least start_step ({start:g}), not {end:g}")
+    if (problem := schedule_order_problem(schedule)) is not None:
+        raise ValueError(f"end_step {problem}")
     return ScheduleRule(schedule)
 
 

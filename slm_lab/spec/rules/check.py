@@ -21,7 +21,7 @@ from slm_lab.spec.models.algorithm import (
     TQCSpec,
     VTraceSpec,
 )
-from slm_lab.spec.models.base import LinearDecay, NoDecay, PeriodicDecay, RateDecay, SpecModel, is_extension
+from slm_lab.spec.models.base import NoDecay, SpecModel, is_extension, schedule_order_problem
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import (
     MEMORIES,
@@ -303,10 +303,8 @@ def _check_schedules(section: SpecModel, location: KeyPath, report: Report) -> N
     range."""
     for key in type(section).model_fields:
         schedule = getattr(section, key)
-        if isinstance(schedule, (LinearDecay, RateDecay, PeriodicDecay)) and schedule.end_step < schedule.start_step:
-            report.add_problem(
-                (*location, key, "end_step"), f"must be at least start_step ({schedule.start_step:g}), not {schedule.end_step:g}"
-            )
+        if (problem := schedule_order_problem(schedule)) is not None:
+            report.add_problem((*location, key, "end_step"), problem)
         for end in ("start_val", "end_val"):
             value = getattr(schedule, end, None)
             if value is not None and (value < 0 or (key == "beta" and value > 1)):

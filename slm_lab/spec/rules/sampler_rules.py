@@ -26,8 +26,9 @@ def check_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
         report.add_problem((*SAMPLER, "pbt"), "has no effect with one policy; set num_policies to 2 or more")
     elif sampler.pbt is not None and sampler.pbt.replaced_policies(sampler.num_policies) >= sampler.num_policies:
         fraction, most = sampler.pbt.replace_fraction, 1000 * (sampler.num_policies - 1) // sampler.num_policies / 1000
-        why = f"of {sampler.num_policies} policies, none would be among the best, which are copied"
-        report.add_problem((*SAMPLER, "pbt", "replace_fraction"), f"must be at most {most:g} ({why}), not {fraction:g}")
+        why = "because the best policy is never replaced"
+        message = f"must be at most {most:g} with {sampler.num_policies} policies, {why}, not {fraction:g}"
+        report.add_problem((*SAMPLER, "pbt", "replace_fraction"), message)
     if sampler.inference == "central" and sampler.num_envs_per_worker % sampler.worker_num_splits:
         splits = [n for n in range(1, sampler.num_envs_per_worker + 1) if sampler.num_envs_per_worker % n == 0]
         best = min(splits, key=lambda n: abs(n - sampler.worker_num_splits))

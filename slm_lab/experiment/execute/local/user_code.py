@@ -93,7 +93,7 @@ def is_from_user_code(error: BaseException) -> bool:
 def convert_build_errors(spec: Spec, stop: Stop) -> Iterator[None]:
     """Context manager that raises SpecError if the env of a spec, which is built in the block, blocks or ends the program.
 
-    If the env blocks and a stop was requested, Interrupted is raised instead of SpecError.
+    If the env blocks after a stop was requested, the context manager raises Interrupted instead.
     """
     try:
         yield
